@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from benchmarks import gowalla, peers, which_loss
 from benchmarks.defaults import interval, one_thread
-from benchmarks.peers import Ranges, Result, Tuned, matrix_of
+from benchmarks.peers import Result, Tuned, matrix_of
 from benchmarks.records import Kept
 from benchmarks.tiny import recipes
 from evergram.data.corpus import Corpus
@@ -36,6 +36,7 @@ from evergram.training.recipe import Recipe
 
 Matrix = Any  # a SciPy CSR matrix of ones, [queries, candidates]
 Settings = Mapping[str, float]
+Ranges = Mapping[str, tuple[float, float, str | None]]
 METRICS = (METRIC := "ndcg@100", "recall@20", "recall@50")
 TRIALS, SEEDS, LEAST, HIDDEN = 10, 3, 5, 0.2
 DATA = ("movielens-latest-small", "movielens-25m-head", "gowalla, a sixth of the queries")
@@ -208,7 +209,7 @@ def compare(
         settings: Settings = {}
         if tuned.ranges:
             judged = lambda model: validation.folded(model)[METRIC]  # noqa: E731
-            settings = peers.tune(tuned, validation.training, judged, factors=dim, trials=trials)
+            settings = peers.tune(tuned, validation.training, judged, dim, trials)
         runs = []
         for seed, users in enumerate(tests):
             fit = partial(tuned.fit, settings=settings, factors=dim, seed=seed)
@@ -239,7 +240,7 @@ def table(rows: Rows) -> str:
         for how in ("trained", "mean"):
             cells.append(f"{fmean(r[how][METRIC] for r in runs):.4f}" if how in runs[0] else "–")
         lines.append(f"| {data} | {method} | {' | '.join(cells)} |")
-    lacking = [name for name in DATA if name not in {data for data, _ in rows}]
+    lacking = set(DATA) - {data for data, _ in rows}
     note = "± is half of the 95 % interval of the mean over seeds, whose test users differ."
-    note += f" Data that was not measured: {'; '.join(lacking) or 'none'}."
+    note += f" Data that was not measured: {'; '.join(sorted(lacking)) or 'none'}."
     return "\n".join([*lines, "", note])

@@ -68,6 +68,10 @@ def judge(result: Result, split: Split, pairs: RowPairs) -> dict[str, float]:
     return rank_metrics(result.query, result.candidate, relevance, METRICS)
 
 
+def selected(split: Split, result: Result) -> float:
+    return judge(result, split, split.selection)[METRICS[0]]
+
+
 def implicit_als(
     pairs: Any,
     settings: Mapping[str, float],
@@ -92,11 +96,9 @@ def implicit_als(
             random_state=seed,
         )
         seconds = _timed(partial(model.fit, pairs, show_progress=False), clock)
-
-    def fold(known: Any) -> Tensor:
-        return _tensor(model.recalculate_user(np.arange(known.shape[0]), known))
-
-    return Result(_tensor(model.user_factors), _tensor(model.item_factors), seconds, fold)
+    query, candidate = _tensor(model.user_factors), _tensor(model.item_factors)
+    fold = lambda x: _tensor(model.recalculate_user(np.arange(x.shape[0]), x))  # noqa: E731
+    return Result(query, candidate, seconds, fold)
 
 
 def irspack_ials(
@@ -125,14 +127,8 @@ def irspack_ials(
 
     seconds = _timed(fit)
     core = model.trainer_as_ials.core_trainer
-
-    def fold(known: Any) -> Tensor:
-        return _tensor(model.compute_user_embedding(known))
-
-    return Result(_tensor(core.user), _tensor(core.item), seconds, fold)
-
-
-Ranges = Mapping[str, tuple[float, float, str | None]]
+    fold = model.compute_user_embedding
+    return Result(_tensor(core.user), _tensor(core.item), seconds, lambda x: _tensor(fold(x)))
 
 
 @dataclass(frozen=True)
@@ -141,7 +137,7 @@ class Tuned:
     ("log") scale; "whole" is for integers on a logarithmic scale."""
 
     fit: Callable[..., Result]
-    ranges: Ranges
+    ranges: Mapping[str, tuple[float, float, str | None]]
 
 
 PEERS = {
@@ -166,12 +162,7 @@ PEERS = {
 
 
 def tune(
-    peer: Tuned,
-    pairs: Any,
-    judged: Callable[[Result], float],
-    *,
-    factors: int,
-    trials: int = TRIALS,
+    peer: Tuned, pairs: Any, judged: Callable[[Result], float], factors: int, trials: int = TRIALS
 ) -> dict[str, float]:
     """Return the settings whose model of a CSR matrix of pairs is judged best; deterministic."""
     import optuna

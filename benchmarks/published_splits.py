@@ -145,19 +145,14 @@ def _peers(name: str, seeds: range, kept: Kept) -> Iterator[Row]:
         about = f"{name} {DIM} {title} {peer.ranges} {peers.TRIALS}"
         split = split_for(tuning, load_corpus(tuning), 0)
         whole = final_split(split, refits=True)
-        judged = partial(_selected, split)
-        pairs = peers.matrix_of(split.training)
-        settings = kept.get(about, partial(peers.tune, peer, pairs, judged, factors=DIM))
+        pairs, select = peers.matrix_of(split.training), partial(peers.selected, split)
+        settings = kept.get(about, partial(peers.tune, peer, pairs, select, DIM))
 
         runs = [
             kept.get(f"{about} {seed}", partial(_fit, peer, whole, settings, seed))
             for seed in seeds
         ]
         yield _row(name, title, DIM, runs)
-
-
-def _selected(split: Split, result: peers.Result) -> float:
-    return peers.judge(result, split, split.selection)[METRICS[0]]
 
 
 def _fit(
