@@ -1,10 +1,9 @@
 """New users folded in without training, next to other methods: nDCG@100 and recall of hidden pairs.
 
 Strong generalisation (Liang et al. 2018, arXiv:1802.05814): models are trained on other users, and
-get four fifths of a new user's pairs; the others are the test. Users have at least `LEAST` pairs,
-and candidates as many users; ratings below 4 are left out. The same validation users, never tested,
-choose the best of `TRIALS` random settings of each method; each seed has test users of its own.
-Results are saved in benchmarks/kept/fold-in, so that an interrupted run can resume.
+get four fifths of a new user's pairs; the others are the test. Ratings are 4 or more, of candidates
+and users with at least `LEAST`. The same validation users, never tested, choose the best of `TRIALS`
+settings of each method; seeds have test users of their own. benchmarks/kept has the results.
 """
 
 from __future__ import annotations
@@ -70,11 +69,12 @@ def elsa(pairs: Matrix, settings: Settings, *, factors: int, seed: int = 0) -> R
     table = torch.nn.init.xavier_uniform_(torch.empty(pairs.shape[1], factors)).requires_grad_()
     optimizer = torch.optim.NAdam([table], settings["rate"])
     for _ in range(int(settings["epochs"])):
-        for rows in torch.randperm(pairs.shape[0]).split(int(settings["batch"])):
+        for rows in torch.split(torch.randperm(pairs.shape[0]), int(settings["batch"])):
             met, unit = _dense(pairs[rows.numpy()]), functional.normalize(table)
             guess = functional.normalize(met @ unit @ unit.T - met)
+            loss: Any = functional.mse_loss(guess, functional.normalize(met))
             optimizer.zero_grad()
-            functional.mse_loss(guess, functional.normalize(met)).backward()
+            loss.backward()
             optimizer.step()
     unit = functional.normalize(table.detach())
     return Result(NONE, unit, 0.0, lambda known: _dense(known) @ unit)
@@ -95,11 +95,11 @@ def evergram(
     for side, vectors in (("query", query), ("candidate", candidate)):
         ids, rows = artefact.block(side)  # all but the few whose every pair was held out
         vectors[torch.from_numpy(ids.to_numpy())] = rows
-    lookup = stored_lookup(lambda: (pa.array(range(len(candidate)), pa.int64()), candidate))
+    stored = pa.array(range(len(candidate)), pa.int64()), candidate
 
     def fold(known: Matrix) -> Tensor:
         lists = [row.tolist() for row in np.split(known.indices, known.indptr[1:-1])]
-        return fold_in(artefact.query_form, lookup, lists)
+        return fold_in(artefact.query_form, stored_lookup(lambda: stored), lists)
 
     return Result(query, candidate, 0.0, fold)
 
