@@ -2,8 +2,9 @@
 
 Strong generalisation (Liang et al. 2018, arXiv:1802.05814): models are trained on other users, and
 get four fifths of a new user's pairs; the others are the test. Ratings are 4 or more, of candidates
-and users with at least `LEAST`. The same validation users, never tested, choose the best of `TRIALS`
-settings of each method; seeds have test users of their own. benchmarks/kept has the results.
+and users with at least `LEAST`. The same validation users, never tested, choose the best of
+`TRIALS` settings of each method; seeds have test users of their own. Results are saved in
+benchmarks/kept/fold-in, so that an interrupted run can resume.
 """
 
 from __future__ import annotations
