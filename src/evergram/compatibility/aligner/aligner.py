@@ -220,7 +220,7 @@ class Aligner:
                 )
             if report.fitted_rows < report.rows_needed:
                 log.warning(
-                    "The map is fitted to %d rows, but a %s map from %d to %d dims needs %d: add "
+                    "The map is fitted to %d rows, but kind %s from %d to %d dims needs %d: add "
                     "rows, or choose a kind that needs fewer.",
                     report.fitted_rows,
                     report.transform,
