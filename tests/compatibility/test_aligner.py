@@ -207,7 +207,7 @@ def test_too_few_rows_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> No
         few.transform(new)
         few.transform(new)
     assert few.report().fitted_rows < few.report().rows_needed == 90
-    assert caplog.text.count("a linear map from 30 to 5 dims needs 90: add rows") == 1
+    assert caplog.text.count("kind linear from 30 to 5 dims needs 90: add rows") == 1
 
 
 @pytest.mark.parametrize("seed", range(3))
