@@ -26,6 +26,7 @@ from evergram.training.recipe.tables import GradientUpgrade, TrainingSettings
 from evergram.training.resuming import AUTOMATIC, Checkpoints, CheckpointSettings, run_identity
 from evergram.training.selection import (
     EarlyStopping,
+    EvaluateShare,
     SelectionMetric,
     epoch_work,
     final_metrics,
@@ -141,11 +142,7 @@ def fit_encoder(
     # A refit takes about as long as the search.
     first = context if refit is None else replace(context, ends=context.share_of_time(0.5))
     job = _Job(recipe, split, version, first, companions)
-    after = 0
-    if companions.joint is not None and isinstance(recipe.upgrade, GradientUpgrade):
-        # The task's best epoch comes before a joint model is compatible ([BC]'s code).
-        after = recipe.upgrade.transform_training.select_after
-    stopping = EarlyStopping(settings.metric, settings.patience, after)
+    stopping = _stopping(recipe, companions)
     run = job.trainer(stopping)
     run.callbacks += context.callbacks
     an_epoch = job.plan_selection(stopping, run)
@@ -171,9 +168,7 @@ def fit_encoder(
         seconds, trained = seconds + run.seconds, trained + an_epoch * run.epoch
     ranked = context.test_queries
     if ranked is None:
-        sizes = {"query": len(split.training.queries), "candidate": len(split.training.candidates)}
-        queries, work = len(torch.unique(split.test.query)), ranking_work(encoder, sizes)
-        ranked, _ = queries_to_rank(queries, work, settings.evaluate_share, trained)
+        ranked = _queries_to_test(encoder, split, settings.evaluate_share, trained)
     warnings = warned(settings, stopping, ended, context.title)
     for sentence in warnings if context.warns and collectives.is_first else ():
         log.warning(sentence)
@@ -194,6 +189,22 @@ def fit_encoder(
         table_rate=job.settings.table_rate,
         warnings=warnings,
     )
+
+
+def _stopping(recipe: Recipe, companions: Companions) -> EarlyStopping:
+    """Return the recipe's rule for the best epoch."""
+    settings, after = recipe.training, 0
+    if companions.joint is not None and isinstance(recipe.upgrade, GradientUpgrade):
+        # The task's best epoch comes before a joint model is compatible ([BC]'s code).
+        after = recipe.upgrade.transform_training.select_after
+    return EarlyStopping(settings.metric, settings.patience, after)
+
+
+def _queries_to_test(encoder: Encoder, split: Split, share: EvaluateShare, trained: int) -> int:
+    """Return how many test queries may be ranked for a share of the training's work."""
+    sizes = {"query": len(split.training.queries), "candidate": len(split.training.candidates)}
+    queries, work = len(torch.unique(split.test.query)), ranking_work(encoder, sizes)
+    return queries_to_rank(queries, work, share, trained)[0]
 
 
 @dataclass(frozen=True)
