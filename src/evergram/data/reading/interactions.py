@@ -64,7 +64,7 @@ KINDS = (
     "columns, or a list of tuples (query, candidate) or of mappings"
 )
 BadRowsChoice: TypeAlias = Literal["refuse", "drop"]
-HOW_TO_DROP = "bad_rows = 'drop' (in a recipe under [data]; for a command, --drop-bad-rows)"
+HOW_TO_DROP = "bad_rows = 'drop' in a recipe's [data] (`--drop-bad-rows` of init and prepare)"
 # Numbers and dates in text.
 FLOAT_CELL = rf"{NUMBER}|^[+-]?(?i:nan|inf|infinity)$"
 _DATE = r"^\d{4}-\d\d-\d\d([T ]\d\d(:?\d\d(:?\d\d(\.\d{1,9})?)?)?)?"
