@@ -316,7 +316,7 @@ FAULTS = (
         "retrieval/reader.py",
         "mapped = self.store(side, target), target < self",
         "mapped = self.store(side, target), target > self",
-        "retrieval/test_reader.py",
+        "retrieval/test_adopted.py",
     ),
     # The service and its consumers.
     Fault(

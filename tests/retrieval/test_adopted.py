@@ -54,6 +54,15 @@ def oracle(
     return sorted(((score, i) for score, i, there in scored if there), reverse=True)
 
 
+def test_unit_vectors_are_searched_by_cosine_at_a_past_version(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mapped rows have other lengths; at production, cosine would read every mapped row."""
+    unit = {(version, "object"): True for version in HELD}
+    monkeypatch.setattr(reader, "_unit", unit)
+    assert [reader.default_metric(version) for version in HELD] == ["cosine", "cosine", "ip"]
+
+
 @settings(
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
