@@ -6,7 +6,7 @@ BIN := .venv/bin
 TORCH_INDEX ?=
 TORCH_FROM := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo docs gpu-check test test-all lint release-check lower-bounds sbom bench clean
+.PHONY: demo docs gpu-check test test-all lint release-check lower-bounds sbom bench evidence clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -86,6 +86,13 @@ sbom: .venv/ready
 
 bench: .venv/peers
 	$(BIN)/python -m benchmarks
+
+# The tables and figures of the documents, where the code has changed since they were made. It takes hours;
+# what is done is kept, so it can be stopped and started again.
+evidence: .venv/peers
+	$(BIN)/python -m benchmarks --write --changed
+	$(BIN)/python -m reproduction stale
+	$(BIN)/python -m reproduction report
 
 clean:
 	rm -rf .venv .venv-demo demo

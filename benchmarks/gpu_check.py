@@ -59,7 +59,6 @@ def check(device: torch.device, *, tiny: bool) -> dict[str, Any]:
     record["trainings"] = {
         name: trained(settings, device, tiny=tiny) for name, settings in TRAININGS.items()
     }
-    del record["sections"]
     record["seconds"] = round(time.perf_counter() - started, 1)
     return record
 

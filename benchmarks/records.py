@@ -1,4 +1,4 @@
-"""The record of a benchmark run: its machine and versions, and the figures of its tables."""
+"""The record of a benchmark section: its machine and versions, and the figures of its tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*\.?\d*(?:e[-+]?\d+)?")
 
 
 def new_record() -> dict[str, Any]:
-    """Return an empty record for a run that starts now."""
+    """Return an empty record for a section that starts now."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
@@ -29,18 +29,18 @@ def new_record() -> dict[str, Any]:
         "commit": commit(),
         # Load average of the last minute.
         "load": round(os.getloadavg()[0], 2),
-        "sections": {},
     }
 
 
-def busy_note(record: dict[str, Any]) -> str:
-    """Return a note that the machine was busy with other work, or "" if it was not."""
+def circumstances(record: dict[str, Any]) -> str:
+    """Return the commit and day of a record, and whether the machine was busy with other work."""
+    made = f"Commit {record['commit'] or 'unknown'}, {record['date'][:10]}."
     load, cores = record["load"], record["machine"]["cores"]
     if load <= BUSY * cores:
-        return ""
+        return made
     return (
-        f"The machine was busy: load {load:.1f} on {cores} cores when the run started, so the "
-        "figures are less reliable."
+        f"{made} The machine was busy: load {load:.1f} on {cores} cores when the run started, so "
+        "times are less reliable."
     )
 
 
@@ -87,6 +87,7 @@ class Kept:
         if not path.is_file():
             made = make()  # before creating the folder, in case it fails
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps({"of": key, "result": made}, indent=1) + "\n")
+            kept = {"of": key, "commit": commit(), "result": made}
+            path.write_text(json.dumps(kept, indent=1) + "\n")
         found: dict[str, Any] = json.loads(path.read_text())["result"]
         return found

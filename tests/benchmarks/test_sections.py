@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,8 +61,36 @@ def test_a_failure_does_not_stop_the_next_and_a_run_is_written(
     assert "on purpose" in captured.err
     (path,) = tmp_path.iterdir()
     run = json.loads(path.read_text())
+    assert path.name == "walks.json"
     assert {"machine", "versions", "commit", "load"} < run.keys()
-    assert {"row": "10 rows", "column": "store", "value": 48} in run["sections"]["walks"]["figures"]
+    assert {"row": "10 rows", "column": "store", "value": 48} in run["figures"]
+
+
+@pytest.mark.parametrize("path", sorted(benchmarks.KEPT.glob("*.json")), ids=lambda path: path.stem)
+def test_the_documents_have_the_figures_that_were_kept(path: Path) -> None:
+    kept = {(f["row"], f["column"]): f["value"] for f in json.loads(path.read_text())["figures"]}
+    start, end = f"<!-- {path.stem} -->", f"<!-- end {path.stem} -->"
+    (shown,) = (text for text in (p.read_text() for p in DOCUMENTS) if start in text)
+    assert figures_of(shown.split(start)[1].split(end)[0]) == kept
+
+
+def test_a_section_is_left_out_until_the_code_changes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    head = ["git", "rev-parse", "HEAD"]
+    done = subprocess.run(head, cwd=benchmarks.ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip("needs a checkout of git")
+    code = ["git", "diff", "--quiet", "HEAD", "--", "src", "recipes", "benchmarks"]
+    clean = subprocess.run(code, cwd=benchmarks.ROOT, check=False).returncode == 0
+    monkeypatch.setattr(benchmarks, "KEPT", tmp_path)
+    monkeypatch.setitem(
+        SECTIONS, "walks", replace(SECTIONS["walks"], measure=str, table=lambda _: TABLE)
+    )
+    for commit, again in ((done.stdout.strip(), not clean), ("0" * 40, True), ("", True)):
+        (tmp_path / "walks.json").write_text(json.dumps({"commit": commit}))
+        assert main(["walks", "--changed", "--out", str(tmp_path / "out")]) == 0
+        assert ("## walks" in capsys.readouterr().out) is again
 
 
 def test_sections_without_their_data_are_left_out_and_named(
