@@ -108,6 +108,17 @@ def test_every_recipe_key_is_documented_in_its_table_and_no_other(
     assert {name: set(keys) for name, keys in documented_keys().items()} == expected
 
 
+def test_the_numbers_of_the_readme_are_in_the_tables_that_it_links() -> None:
+    checked = 0
+    for claim in re.split(r"\n(?=- |\n)", README):
+        pages = re.findall(r"\]\((docs/[\w-]+\.md)", claim)
+        shown = "".join((ROOT / page).read_text() for page in pages)
+        for number in re.findall(r"(?<![\w.])\d+\.\d+(?![\w.])", claim) if pages else ():
+            checked += 1
+            assert number in shown, f"{number} of {claim!r}"
+    assert checked >= 15
+
+
 @pytest.mark.long
 def test_the_python_of_the_readme_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
