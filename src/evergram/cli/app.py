@@ -54,7 +54,7 @@ class FrontPage(OneProcessCommands):
 
 app: typer.Typer = typer.Typer(
     cls=FrontPage,
-    help="Train embeddings without negative sampling; ship new versions without breaking anyone.",
+    help="Train embeddings without negative sampling; ship new versions that old readers can use.",
     epilog="Start with 'evergram demo', or with 'evergram init FILE' on your data.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -62,10 +62,10 @@ app: typer.Typer = typer.Typer(
 GROUPS: dict[str, typer.Typer] = {"": app}
 for _words, _help in {
     "lineage": "List, check, label, promote, withdraw and retire the versions of a lineage.",
-    "consumer": "The programs that read a lineage: their versions, tokens and probes.",
-    "store": "Stores of embeddings: fill and index them, and refresh older rows.",
+    "consumer": "Manage the programs that read a lineage: their versions, tokens and probes.",
+    "store": "Fill and index stores of embeddings, and refresh their older rows.",
     "store backfill": "Refresh a store's older rows to production's version, the worst first.",
-    "vectors": "Files of vectors: align, rewrite, import, export and encode them.",
+    "vectors": "Align, rewrite, import and export files of vectors; plan a change of model.",
 }.items():
     _group, _, _name = _words.rpartition(" ")
     GROUPS[_words] = typer.Typer(cls=OneProcessCommands, help=_help, no_args_is_help=True)

@@ -88,14 +88,14 @@ def _sentences(warnings: dict[int, list[str]]) -> list[str]:
 @command(
     "lineage check",
     "lineages/shop --max-error 0.2",
-    max_error=described("Limit of the relative error of any past version.", min=0),
-    max_bound=described("Limit of the certificate's relative bound.", min=0),
+    max_error=described("Largest relative error allowed at any past version.", min=0),
+    max_bound=described("Largest relative bound allowed in any certificate.", min=0),
 )
 def check(lineage: str, *, max_error: float | None = None, max_bound: float | None = None) -> None:
-    """Show how well the newest version is read as every past one; exit code 1 past a limit.
+    """Show the error of the newest version read as each past one; exit code 1 past a limit.
 
-    Every published file is compared with its hash first, and then transforms with canaries, stored
-    vectors with both, and lineage.json with the folders; exit code 1 if they contradict each other.
+    First it compares every published file with its hash. It also checks that transforms, canaries,
+    stored vectors and lineage.json fit together; exit code 1 if they contradict each other.
     """
     from evergram.lineage import diagnosis
 
@@ -128,11 +128,11 @@ def check(lineage: str, *, max_error: float | None = None, max_bound: float | No
 # At most nine columns fit into 80 characters.
 _READING = ["as", "error", "unseen", "cosine", "all", "on all", "estimate", "bound", "stretch"]
 _EXPLANATION = """\
-error: what --max-error compares: the error over the length of the vectors, on objects that
-alignment never saw, such as those that came after a consumer's version. unseen: how many canaries
-these are, and their cosine; where they are too few, error is the larger of on all and estimate.
-all: how many canaries there are in all, and on all: their error. estimate and bound: the
-certificate, of unseen objects; stretch: the amplification, which is the largest singular value."""
+error: relative to the length of the vectors, on objects that alignment never saw, like those that
+came after a consumer's version; --max-error limits it. unseen: the number of such canaries, and
+their cosine; if they are too few, error is the larger of on all and estimate. all: the number of
+all canaries, and on all: their error. estimate and bound: the certificate, for unseen objects.
+stretch: the largest factor by which the transforms lengthen an error (largest singular value)."""
 
 
 def _readings(lineage: Lineage, readings: list[Reading]) -> Iterator[str | Grid]:

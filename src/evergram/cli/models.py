@@ -86,8 +86,8 @@ def init(
     shared_ids="Query and candidate ids refer to the same objects.",
     overwrite="Replace the contents of OUT.",
     memory=described(
-        "SIZE | Maximum memory of the engine, such as 2GiB.",
-        show_default="a quarter, at most 2GiB",
+        "SIZE | Maximum memory of the conversion, such as 2GiB.",
+        show_default="a quarter of the memory, at most 2GiB",
     ),
 )
 def prepare(
@@ -131,7 +131,7 @@ def train(
     checkpoint_every: str | None = None,
     resume: Literal["auto", "never"] = "auto",
 ) -> None:
-    """Train version 0 and publish it as a new lineage."""
+    """Train a model and publish it as version 0 of a new lineage, a folder of versions."""
     from evergram.lineage.lineage import Lineage
     from evergram.releasing.publish import publish
     from evergram.releasing.upgrade import train as train_version
@@ -163,7 +163,7 @@ def train(
     "upgrade",
     "recipe.toml --lineage lineages/shop --max-degradation 2",
     max_degradation=described(
-        "PERCENT | Publish only if neither the model nor a past version loses more of the metric.",
+        "PERCENT | Refuse a version that loses more of the metric, itself or read as a past one.",
         min=0,
     ),
 )
@@ -183,7 +183,7 @@ def upgrade(
     checkpoint_every: str | None = None,
     resume: Literal["auto", "never"] = "auto",
 ) -> None:
-    """Train the next version with its backward transform, and publish it."""
+    """Train the next version with a transform back to the previous one, and publish it."""
     from evergram.releasing.publish import publish, refuse_unmeasurable
     from evergram.releasing.upgrade import upgrade as upgrade_version
     from evergram.training.recipe import Recipe
@@ -297,7 +297,7 @@ def demo(
     device: str = "auto",
     set_: list[str] | None = None,
 ) -> None:
-    """Train version 0 and three upgrades, with a consumer that never changes."""
+    """Train a model and upgrade it three times, while a classifier on version 0 stays the same."""
     from evergram.evaluation.html_page import write_demo
     from evergram.lineage.lineage import Lineage
     from evergram.releasing.demo import demo_recipe, run_demo
@@ -346,7 +346,7 @@ def tune(
     device: str = "auto",
     set_: list[str] | None = None,
 ) -> None:
-    """Train a recipe with many values of its keys, and keep the best on the selection pairs.
+    """Search for the values of a recipe's keys that are best on held-out selection pairs.
 
     After Ctrl-C, run the same command to continue.
     """

@@ -48,7 +48,7 @@ SHARED: dict[str, Description] = {
     "from_": "VERSION | The version or label whose vectors are read (default: production).",
     "side": "Side: query, candidate or object (default: candidate, or the only side).",
     "max_loss": described(
-        "PERCENT | Publish only if an index with half of its rows one version old loses less.",
+        "PERCENT | Refuse a version if an index with half of its rows one version old loses more.",
         min=0,
     ),
     "strict_probes": "Publish only if every consumer's probe is within its limit.",

@@ -51,8 +51,7 @@ IN_MEBIBYTES = ("max_body", "max_buffered", "text_cache")
     "it; 'recorded' allows every recorded encoder except python: and openai:; repeatable.",
     texts="FILE | Ids and texts (columns id and text) of the stored objects, so that searches can "
     "re-rank with --encoder.",
-    kept="DIR | Folder for saving the vectors computed for such searches (default: kept in memory "
-    "only).",
+    kept="DIR | Folder for saving the vectors that re-ranking computes (default: only in memory).",
     sidecar="FILE|DIR | A file from 'evergram vectors sidecar' for reading objects as the previous "
     "version, or a folder of such files, which is watched for new ones; repeatable.",
 )

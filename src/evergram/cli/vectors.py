@@ -22,16 +22,16 @@ _FILE = "FILE | File of vectors."
 @command(
     "vectors align",
     "old.parquet new.parquet --lineage lineages/texts",
-    old="OLD | File of old vectors, or the newest version (its number, or newest).",
+    old="OLD | File of old vectors, or the number of the newest version (or 'newest').",
     new="NEW | File of new vectors.",
     transform="Kind of the backward transform: linear, affine, orthogonal, low_rank, or scaled "
     "(orthogonal, times a number).",
     rank=described("Rank of a low_rank transform.", min=1, show_default="32"),
-    held_out="Share of the common objects that the transform is not fitted to, but measured on.",
+    held_out="Share of the common objects to measure the transform on; the others fit it.",
     name=described("Name of a new lineage.", show_default="embeddings"),
     max_error=described(
-        "Limit of the relative error on held-out objects; being better than chance is asked for in "
-        "any case; inf for neither.",
+        "Refuse a larger relative error on held-out objects. An error no better than chance is "
+        "always refused, except with inf.",
         min=0,
     ),
 )

@@ -75,13 +75,14 @@ def chart(title: str, versions: Sequence[int], lines: Mapping[str, Sequence[floa
 
 _DEMO = """\
 A classifier was trained once, on version 0's embeddings. Each later version was trained together
-with a light transform to the previous version; only the newest embeddings are stored. The
+with a small transform back to the previous version; only the newest embeddings are stored. The
 classifier keeps working on transformed embeddings, but not on the new embeddings themselves.
 """
 _TESTS = """\
-Each version is tested on interactions that came after its training data, so the tests differ:
-compare a version's metric with the same model trained alone, without a transform, on the same data.
-The alignment error is mean ‖z̃₀ − z₀‖ / mean ‖z₀‖, on objects that alignment never saw.
+Each version is tested on interactions that came after its training data, so compare it only with
+the same model trained alone (without a transform, on the same data), not with other versions.
+The alignment error is the mean distance of transformed vectors from version 0's, divided by the
+mean length of version 0's, on objects that alignment never saw.
 """
 
 
@@ -93,15 +94,15 @@ def write_demo(path: Path, versions: Sequence[Mapping[str, Any]], metric: str) -
         metric: [v["metrics"].get("model", {}).get(metric) for v in versions],
         "trained alone": [v["metrics"].get("alone", {}).get(metric) for v in versions],
         "popularity": [v["metrics"].get("popularity", {}).get(metric) for v in versions],
-        "AUC with chain": [v["consumer"]["auc_chain"] for v in versions],
-        "AUC without": [v["consumer"]["auc_raw"] for v in versions],
+        "AUC with transforms": [v["consumer"]["auc_chain"] for v in versions],
+        "AUC without transforms": [v["consumer"]["auc_raw"] for v in versions],
         "alignment error": [v["drift_relative"] for v in versions],
     }
     names = list(columns)
     panels = (
-        (f"Intended task: {metric}", names[:3]),
-        ("Version-0 consumer: ROC-AUC, 0.5 by chance", names[3:5]),
-        ("Alignment error to version 0", names[5:]),
+        (f"The model's own task: {metric}", names[:3]),
+        ("The version-0 classifier: ROC-AUC; 0.5 is chance", names[3:5]),
+        ("Alignment error at version 0", names[5:]),
     )
     charts = "".join(chart(title, numbers, {n: columns[n] for n in of}) for title, of in panels)
     head = "".join(f"<th>{html.escape(name)}</th>" for name in ("version", "dim", *names))
@@ -129,6 +130,12 @@ def write_demo(path: Path, versions: Sequence[Mapping[str, Any]], metric: str) -
     return path
 
 
+_STALE = """\
+Each chart compares an index with stale rows to a fully refreshed one; "2 old" are rows that are two
+versions old. "chain" reads each row through the transforms, "raw" treats old vectors as new.
+"""
+
+
 def write_skew(path: Path, report: Mapping[str, Any]) -> Path:
     """Write a page of charts from `SkewReport.as_json`: loss by share of stale rows."""
     single = [(*one["stale"].items(), one) for one in report["readings"] if len(one["stale"]) == 1]
@@ -143,7 +150,7 @@ def write_skew(path: Path, report: Mapping[str, Any]) -> Path:
             f"{read}: % of {report['metric']} lost by % of stale rows", [0, *shares], lines
         )
     title = f"Stale rows in an index of version {report['version']}"
-    page = f"<title>{title}</title><style>{STYLE}</style><h1>{title}</h1>"
+    page = f"<title>{title}</title><style>{STYLE}</style><h1>{title}</h1><p>{_STALE}</p>"
     page = f'<!doctype html><html lang="en"><meta charset="utf-8">{page}'
     replace_file(path, f'{page}<div class="figures">{charts}</div></html>'.encode())
     return path

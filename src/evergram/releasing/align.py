@@ -89,10 +89,10 @@ def refuse_error(
         raise DegradationError(f"{start}on {held} held-out objects {past}; {other}.")
     if not chance.is_beaten:
         raise DegradationError(
-            f"{start}{names[1]} says next to nothing of {names[0]}: on {held} held-out objects "
-            f"the relative error is {error:.4g}, {chance.ratio:.0%} of what it is with the objects "
-            f"mixed up and {chance.deviations:.1f} standard deviations below that; at most "
-            f"{MOST_OF_CHANCE:.0%} and at least {LEAST_DEVIATIONS:g} are needed. See whether the "
+            f"{start}{names[1]} hardly predicts {names[0]}: on {held} held-out objects the "
+            f"relative error is {error:.4g}, which is {chance.ratio:.0%} of the error with the "
+            f"objects mixed up, and {chance.deviations:.1f} standard deviations below it; at most "
+            f"{MOST_OF_CHANCE:.0%} and at least {LEAST_DEVIATIONS:g} are needed. Check that the "
             f"same id is the same object in both, and try --transform affine ({other})."
         )
 
