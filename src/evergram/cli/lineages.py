@@ -115,7 +115,7 @@ def check(lineage: str, *, max_error: float | None = None, max_bound: float | No
         },
         *_readings(opened, readings),
         *_sentences(warnings),
-        f"All {checked} published files are what was published, by their hashes.",
+        f"All {checked} published files match their hashes.",
     )
     for sentence in wrong:
         write_line("contradiction", sentence, level="warning")

@@ -158,7 +158,7 @@ def _training_sentence(training: dict[str, Any]) -> str:
         weights += f", {measure} and {optimizer}, as {len(pilots)} pilots chose"
     epochs = f"{training['epochs']} epoch{'s' * (training['epochs'] != 1)}"
     return (
-        f"Trained on {data}: {epochs} (ended: {training['ended']}); epoch "
+        f"Trained on {data}: {epochs} (stopped by: {training['ended']}); epoch "
         f"{training['best_epoch']} was best on the selection pairs; {weights}."
     )
 
@@ -166,11 +166,11 @@ def _training_sentence(training: dict[str, Any]) -> str:
 _OBJECTS = {"held_out": "objects that alignment never saw", "known": "objects that it knew"}
 _MODELS = {"alone": "the same model, trained alone"}
 _READINGS = {
-    "past": "version itself",
-    "chain": "new, through the chain",
-    "raw": "new, not transformed",
-    "chain_candidates": "its queries, new candidates through the chain",
-    "raw_candidates": "its queries, new candidates not transformed",
+    "past": "the old model's own vectors",
+    "chain": "new vectors, through the chain",
+    "raw": "new vectors, not transformed",
+    "chain_candidates": "old queries, new candidates through the chain",
+    "raw_candidates": "old queries, new candidates not transformed",
 }
 
 

@@ -306,11 +306,11 @@ name = {toml_value(name)}
 
 [model]
 kind = "factorization"  # a vector for each id
-dim = {dim}  # length of the vectors; [{dim}, N]: N from version 1 on
+dim = {dim}  # length of the vectors; [{dim}, N] for N from version 1 on
 
 [task]
-penalty = "auto"  # λ, the weight of the penalty on all pairs, from the size of the data
-l2 = "auto"  # the weight of squared norms, likewise
+penalty = "auto"  # λ, the weight of the penalty on all pairs, chosen for this data
+l2 = "auto"  # the weight of squared norms, also chosen
 
 [training]
 epochs = {epochs}  # at most
@@ -319,13 +319,13 @@ patience = 10  # stop after this many evaluations without improvement"""
 
 def _keys(table: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each key, with a comment."""
-    held_out = "are held out: some choose the epoch, the others are for the reported metrics"
+    held_out = "held out, some to choose the epoch and the others to report metrics"
     comments = {
         "path": "" if Path(table.get("path", "")).is_absolute() else "relative to this file",
         "columns": "the file's column names",
         "bad_rows": "bad rows are left out, with a warning",
-        "last": f"the latest {held_out}",
-        "share": f"of the pairs {held_out}",
+        "last": f"the latest pairs are {held_out}",
+        "share": f"share of the pairs {held_out}",
     }
     for key, value in table.items():
         about = comments.get(key)
@@ -396,7 +396,7 @@ class Survey:
             if feature.warning:
                 yield feature.warning
         yield (
-            f"{self.held_out:,} pairs are held out; {self.cold_share:.1%} have an id that training "
-            f"never sees: {self.unknown_queries:,} a new query (not tested), "
+            f"{self.held_out:,} pairs are held out. {self.cold_share:.1%} of them have an id that "
+            f"training never sees: {self.unknown_queries:,} a new query (not tested), "
             f"{self.unknown_candidates:,} a new candidate (counted as misses)."
         )

@@ -117,13 +117,13 @@ export function drawQuality(node, versions, metric) {
 export function drawErrors(node, versions, newest) {
   const shown = versions.filter((v) => v.past !== null);
   if (!shown.length) {
-    nothing(node, "There is no past version yet to be read.");
+    nothing(node, "There is no past version yet.");
     return;
   }
   const values = shown.flatMap(({ past }) => [past.error, past.estimate, past.bound])
     .filter((v) => v !== null);
   if (!values.length) {
-    nothing(node, "Nothing is known: no canaries were kept, and no step has a certificate.");
+    nothing(node, "There are no errors to show: no canaries are stored, and no step has a certificate.");
     return;
   }
   const width = node.clientWidth;
