@@ -272,12 +272,12 @@ _CONSUMER = "NAME | Name of the consumer."
 _PROBE: dict[str, Description] = {
     "name": _CONSUMER,
     "probe": (
-        "MODEL | The consumer's own model, to try every new version with: .onnx, or .safetensors "
+        "MODEL | The consumer's own model, which tests every new version: .onnx, or .safetensors "
         "of a linear one."
     ),
-    "data": "FILE | Parquet with the columns id and label, to measure it on.",
+    "data": "FILE | Test data of the probe: Parquet with the columns id and label.",
     "metric": described("Measure of the probe: auc, accuracy or rmse.", show_default="auc"),
-    "limit": "The least auc or accuracy, or the largest rmse, that is good enough.",
+    "limit": "Smallest auc or accuracy, or largest rmse, that the consumer accepts.",
 }
 
 
@@ -312,8 +312,8 @@ def list_consumers(lineage: str) -> None:
     "lineages/shop ads --pin v0 --token",
     **_PROBE,
     pin="VERSION | Version that it reads: v0, or a label.",
-    allow="VERSION | Version that it may read too; repeatable.",
-    contact="Address for news of a broken probe.",
+    allow="VERSION | Another version that it may read; repeatable.",
+    contact="Whom to tell if the probe fails.",
     token="Issue a token for the service.",
 )
 def add(
@@ -330,7 +330,7 @@ def add(
     metric: str | None = None,
     limit: float | None = None,
 ) -> None:
-    """Register a consumer of a lineage, and the model that every new version is tried with."""
+    """Register a consumer of a lineage, and its probe, a model that tests every new version."""
     opened, registry = open_lineage(lineage), _registry(lineage)
     added = registry.add(
         name,

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     store=described(f"SIDE=ADDRESS | Store of a side; repeatable, once for each side: {WHERE}"),
     index="Build the store's native index afterwards.",
     as_=described(
-        "VERSION | Write the rows of this version or label, whose own embeddings are stored.",
+        "VERSION | The version or label to write; its embeddings must be stored.",
         show_default="production",
     ),
 )
 def fill(lineage: str, *, store: list[str], index: bool = False, as_: str | None = None) -> None:
-    """Write all embeddings of a version to stores, created where there are none."""
+    """Write all embeddings of a version to stores, and create missing stores."""
     from evergram.retrieval.backfill import fill_stores
 
     opened = open_lineage(lineage)
@@ -84,14 +84,14 @@ def apply(lineage: str, *, store: list[str], rows: int | None = None) -> None:
 
 @command("store backfill status", _EXAMPLE)
 def status(lineage: str, *, store: list[str]) -> None:
-    """Show how far a backfill is."""
+    """Show the progress of a backfill."""
     with _backfill(lineage, store) as opened:
         show(asdict(opened.status()))
 
 
 @command("store backfill rollback", _EXAMPLE)
 def rollback(lineage: str, *, store: list[str]) -> None:
-    """Put the refreshed rows back as they were."""
+    """Restore the old rows that a backfill replaced."""
     with _backfill(lineage, store) as opened:
         show(asdict(opened.rollback(progress=partial(print_progress, what="batches"))))
 

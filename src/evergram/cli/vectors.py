@@ -161,7 +161,7 @@ def export_transform(
     name: str | None = None,
     force: bool = False,
 ) -> None:
-    """Write what reads new vectors as a past version's, for programs without Evergram."""
+    """Export a transform to a past version, for programs without Evergram."""
     from evergram.exporting.formats import export_transform as export
 
     more: dict[str, Any] = {"name": name, "overwrite": force}
@@ -231,8 +231,8 @@ def export(
     "lineages/texts v1.safetensors --old old.parquet --error 0.1",
     out="OUT | File to write, .safetensors.",
     old="FILE | Vectors of the version before (default: those that the lineage still stores).",
-    bytes_=described("Bytes beside each new vector.", min=1),
-    error=described("Relative error that old readers may be left with.", min=0),
+    bytes_=described("Bytes to store for each object.", min=1),
+    error=described("Largest relative error for old readers; chooses the bytes.", min=0),
     version=described(
         "VERSION | The version whose rows are read as the one before.", show_default="newest"
     ),
@@ -249,7 +249,7 @@ def make(
     column: list[str] | None = None,
     force: bool = False,
 ) -> None:
-    """Make a few bytes for each object, by which old readers get nearly the old vectors.
+    """Write a file with a few bytes per object, so that old readers get nearly the old vectors.
 
     `evergram serve --sidecar OUT` and `Reader.open(…, sidecars=[OUT])` read objects by it.
     """
@@ -285,7 +285,7 @@ def make(
 # Texts: encoding them, and changing their model
 
 
-_PROMPT = described("Words before each of these.", show_default="the model's own")
+_PROMPT = described("Text to put before each of them.", show_default="the model's own")
 
 
 @command(
@@ -294,7 +294,7 @@ _PROMPT = described("Words before each of these.", show_default="the model's own
     texts="TEXTS | File of ids and texts: Parquet, Arrow, CSV, TSV or JSON lines.",
     out="OUT | File of vectors: .parquet, .arrow or .npy.",
     encoder="ADDRESS | The encoder, such as sentence-transformers:NAME; docs/text.md has all.",
-    role="What the texts are, document or query: it chooses the prompt before them.",
+    role="What the texts are, document or query; this chooses the prompt.",
     query_prompt=_PROMPT,
     document_prompt=_PROMPT,
     matryoshka=described(
@@ -302,8 +302,8 @@ _PROMPT = described("Words before each of these.", show_default="the model's own
         "be repeated.",
         min=1,
     ),
-    kept="PATH | A file of vectors that this encoder made already, or a folder of them, as serve "
-    "--kept has; repeatable.",
+    kept="PATH | Vectors that this encoder has already computed: a file, or the folder of serve "
+    "--kept; repeatable.",
     dry_run="Check the kept vectors and count; write nothing.",
 )
 def encode(
@@ -322,8 +322,8 @@ def encode(
 ) -> None:
     """Encode a file of texts to a file of vectors that records its encoder.
 
-    Kept vectors are taken as they are, and the rest is encoded. A run that was killed goes on with
-    the parts that it wrote.
+    Vectors of --kept are reused, and the other texts are encoded. After an interruption, the same
+    command resumes.
     """
     from evergram.data.reading.interactions import read_texts
     from evergram.migration.encoded_files import Texts, encode_file, plan_rest
@@ -360,7 +360,7 @@ def diagnose(
     column: list[str] | None = None,
     force: bool = False,
 ) -> None:
-    """Tell whether one model made all vectors of an index, or several, and which rows are whose.
+    """Tell whether the vectors of an index come from one model or several, and from which.
 
     Exit code 1 if there are several models.
     """
@@ -428,22 +428,22 @@ def _models(facts: dict[str, Any]) -> Iterator[str | Grid]:
     new="NEW | Vectors of the same texts by the new model.",
     old_queries="Vectors of queries by the old model.",
     new_queries="Vectors of the same queries by the new model.",
-    judgements="Which texts answer which query: a file or folder as BEIR or TREC has.",
+    judgements="Which texts answer which query: a file or folder in the format of BEIR or TREC.",
     sidecar_bytes=described(
-        "Bytes that a sidecar has beside each new vector.",
+        "Bytes that a sidecar stores for each text.",
         min=0,
         show_default="a tenth of an old one",
     ),
     similarity="How vectors are compared.",
     tolerance=described("Share of nDCG@10 that a cheaper way may lose.", min=0, max=1),
     worth=described(
-        "Let means decide, not intervals: a change pays that brings more nDCG@10.", min=0, max=1
+        "Decide by means, not bounds: a change must gain more nDCG@10 than this.", min=0, max=1
     ),
-    old_model_ends="Say that the old model will encode no more queries.",
-    old_readers="Say that somebody goes on to read old vectors.",
-    threshold="A threshold on scores of old vectors: count the pairs of query and text that pass "
-    "it, now and for a pinned reader.",
-    rates="FILE.toml | Sizes, speed and prices: say what each way costs (docs/migrate.md).",
+    old_model_ends="The old model will no longer be available to encode queries.",
+    old_readers="Some programs will go on reading old vectors.",
+    threshold="A threshold on scores of old vectors: count the pairs of query and text that reach "
+    "it, now and as a pinned reader would see them.",
+    rates="FILE.toml | Sizes, speed and prices, to show what each way costs (docs/migrate.md).",
 )
 def plan_migration(
     old: Path,
@@ -517,7 +517,7 @@ def _costs(report: dict[str, Any]) -> Iterator[str | Grid]:
     costs = {name: way["cost"] for name, way in report["ways"].items()}
     digits = {key: 2 * (key in ("hours", "money")) for key in costs["reindex"]}
     lines = [[name, *(f"{c[k]:,.{n}f}" for k, n in digits.items())] for name, c in costs.items()]
-    title = f"To encode of {rates['texts']:,} texts, for {rates['queries']:,} queries"
+    title = f"Texts to encode, of {rates['texts']:,}, for {rates['queries']:,} queries"
     yield Grid(title, ["method", *digits], lines)
     for key, how in (("tokens_per_text", "tokens_by"), ("texts_per_second", "speed_by")):
         if how in rates:
