@@ -432,7 +432,7 @@ def _models(facts: dict[str, Any]) -> Iterator[str | Grid]:
     sidecar_bytes=described(
         "Bytes that a sidecar stores for each text.",
         min=0,
-        show_default="a tenth of an old one",
+        show_default="a tenth of an old vector's",
     ),
     similarity="How vectors are compared.",
     tolerance=described("Share of nDCG@10 that a cheaper way may lose.", min=0, max=1),
