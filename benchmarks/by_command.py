@@ -1,4 +1,4 @@
-"""Benchmarks that run the command line: MovieLens and the demo."""
+"""Benchmarks that run the command line: the demo."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from typing import Any
 import httpx
 
 from benchmarks import ROOT
-from benchmarks.tiny import recipes
 
 COMMAND = (sys.executable, "-m", "evergram")
 
@@ -63,42 +62,6 @@ def await_ready(url: str, version: int | None = None) -> None:
             pass
         time.sleep(0.1)
     raise RuntimeError(f"{url} was not ready within a minute")
-
-
-def movielens_section(
-    recipe: Path | str = "recipes/movielens.toml", seeds: range = range(3)
-) -> str:
-    """Return a table by seed: the quality of version 0, of its upgrade, and of version 1 read as
-    version 0."""
-    lines = [
-        "| seed | version 0 | popularity | version 1 | trained alone | popularity "
-        "| v0 itself | v1 through the chain | own queries × v1, chain | own queries × v1, raw "
-        "| v1 raw on both sides | seconds |",
-        "|" + "---|" * 12,
-    ]
-    for seed in seeds:
-        with tempfile.TemporaryDirectory() as folder:
-            common = (str(recipe), "--lineage", folder + "/l", "--set", f"seed={seed}")
-            first, second = run("train", *common), run("upgrade", *common)
-        ranking = second["compatibility"]["0"]["ranking"]
-        names = ("past", "chain", "chain_candidates", "raw_candidates", "raw")
-        seconds = first["training"]["seconds"] + second["training"]["seconds"]
-        cells = [
-            first["metrics"]["model"],
-            first["metrics"]["popularity"],
-            second["metrics"]["model"],
-            second["metrics"]["alone"],
-            second["metrics"]["popularity"],
-            *(ranking[name] for name in names),
-        ]
-        values = " | ".join(f"{c['recall@20']:.4f}" for c in cells)
-        lines.append(f"| {seed} | {values} | {seconds:.0f} |")
-    return "\n".join(lines)
-
-
-def tiny_movielens() -> str:
-    with recipes() as folder:
-        return movielens_section(folder / "random.toml", range(1))
 
 
 def demo(settings: Sequence[str] = ()) -> list[dict[str, Any]]:

@@ -54,7 +54,6 @@ SECTIONS = {
         by_command.demo_table,
         pictures=lambda versions: {"demo.png": by_command.picture(versions)},
     ),
-    "movielens": Section(by_command.movielens_section, by_command.tiny_movielens, needs_data=True),
     "defaults": Section(defaults.measure, defaults.tiny, defaults.table, needs_data=True),
     "fold-in": Section(fold_in.measure, fold_in.tiny, fold_in.table, needs_data=True),
     "time-to-als": Section(

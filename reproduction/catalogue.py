@@ -10,7 +10,7 @@ from typing import Any
 from evergram.did_you_mean import did_you_mean
 from evergram.errors import DataError
 from reproduction import results
-from reproduction.bc import figure3, figure4, figure5, table2, table3, transforms
+from reproduction.bc import figure3, figure4, figure5, table3, transforms
 from reproduction.experiment import Experiment, Runs
 from reproduction.gramian import (
     averaging_error,
@@ -40,7 +40,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         movielens,
         growth,
         options,
-        table2,
         table3,
         figure3,
         figure4,

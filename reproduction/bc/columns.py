@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from reproduction.bc.methods import FILMS, MUSIC, SAME
+from reproduction.bc.methods import FILMS, MUSIC, SAME, SHORT
 from reproduction.claims import Margins
 from reproduction.experiment import Runs
 from reproduction.results import Result
@@ -103,6 +103,21 @@ def on_consumers(read: Read | ReadEach) -> Callable[[Runs], Margins]:
     """Return margins on MovieLens, which has five consumer tasks; on the first corpus if the runs
     lack it."""
     return lambda runs: margins_of(runs, consumers_of(runs), read)
+
+
+def on_each(read: Read | ReadEach) -> Callable[[Runs], Margins]:
+    """Return margins on every corpus, as one comparison each, or one for each competitor."""
+
+    def margins(runs: Runs) -> Margins:
+        made = {}
+        for corpus in runs.labels:
+            found = margins_of(runs, corpus, read)
+            each = found if isinstance(found, Mapping) else {"": found}
+            short = SHORT.get(corpus, corpus)
+            made |= {f"{name}, {short}" if name else short: x for name, x in each.items()}
+        return made
+
+    return margins
 
 
 def consumers_of(runs: Runs) -> str:

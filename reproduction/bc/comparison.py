@@ -94,10 +94,3 @@ def _number(spread: Mapping[str, Any] | None) -> float | None:
 
 def _by_version(rows: Mapping[str, Mapping[Any, Any]]) -> dict[str, dict[str, float | None]]:
     return {name: {str(k): _number(v) for k, v in by.items()} for name, by in rows.items()}
-
-
-def corpus_sizes(
-    comparison: Comparison, progress: Progress, device: str, folder: Path
-) -> dict[str, Any]:
-    """Return the sizes of a comparison's corpus, without training."""
-    return {"sizes": sizes(load_corpus(comparison.base))}

@@ -56,7 +56,7 @@ def tables(runs: Runs) -> list[Table]:
 
 EXPERIMENT = Experiment(
     "bc/transforms",
-    {"BC": "§6"},
+    {"BC": "§7"},
     "Transforms fitted after the model",
     "All are fitted to the same models, Keep-All's, so that (1) is 0. `post-affine` and "
     "`post-orthogonal` (Netflix's) are solved for, as "
@@ -75,9 +75,10 @@ EXPERIMENT = Experiment(
     (
         Claim(
             "More expressive transforms with non-linearity could improve the trade-off further.",
-            "[BC] §6, future work",
-            "how much smaller (3) of `post-mlp` is than Post-Lin-SLoss's, %, Amazon Beauty",
-            on_first(lambda result: closer(result, POST_MLP)),
+            "[BC] §7, future work",
+            "how much higher (1)+(2) of `post-mlp` is than Post-Lin-SLoss's, points, Amazon Beauty",
+            on_first(lambda r: value(r, POST_MLP, "total") - value(r, POST_SINGLE, "total")),
+            "Its (3) is smaller, as the table shows, and consumers do not gain by it.",
         ),
     ),
 )

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from evergram.atomic_files import replace_file
-from reproduction.comparison.training_budget import LAST, PLATEAU
+from reproduction.comparison.training_budget import PLATEAU
 from reproduction.experiment import Line, Panel
 from reproduction.report.drawing import draw
 
 
 def budget_sentences(results: Mapping[str, Any]) -> list[str]:
     """Return sentences on the share of [BC]'s budget used, and on models that reached a plateau."""
-    lengths = [length for models in _models(results).values() for length in models]
+    runs = (run for seed in results["runs"].values() for run in seed.values())
+    lengths = [length for run in runs for length in run["trained"].values()]
     if not lengths:
         return ["How long the models were trained was not recorded."]
     reference = results["reference_budget"]
@@ -34,38 +35,6 @@ def budget_sentences(results: Mapping[str, Any]) -> list[str]:
         f"{flat} of {len(lengths)} models, which end on a plateau; {rising} do not, and of "
         f"{len(lengths) - flat - rising} it is not measured.",
     ]
-
-
-def budget_table(results: Mapping[str, Any]) -> list[str]:
-    """Return a Markdown table, as lines: for each method that trains its own models, the passes,
-    and for each version the largest gain over the last fifth, over seeds."""
-    versions = range(len(results["times"]))
-    lines = [
-        f"| gain over the last {LAST:.0%} | passes | {' | '.join(f'M_{k}' for k in versions)} |",
-        "|---" + "|---:" * (1 + len(versions)) + "|",
-    ]
-    for name, models in _models(results).items():
-        cells = [_gain([m for m in models if m["version"] == k]) for k in versions]
-        passes = _range((model["passes"] for model in models), "")
-        lines.append(f"| {name} | {passes} | {' | '.join(cells)} |")
-    return lines if len(lines) > 2 else []
-
-
-def _models(results: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Return the models trained by each run, for all seeds, by run name."""
-    models: dict[str, list[dict[str, Any]]] = {}
-    for runs in results["runs"].values():
-        for name, run in runs.items():
-            for version, length in run["trained"].items():
-                models.setdefault(name, []).append({"version": int(version), **length})
-    return models
-
-
-def _gain(models: list[dict[str, Any]]) -> str:
-    if not models:
-        return ""
-    gains = [model["last_gain"] for model in models]
-    return "not measured" if None in gains else f"{100 * max(gains):.1f} %"
 
 
 def _range(values: Iterable[float], unit: str) -> str:
@@ -109,10 +78,10 @@ def explanation(results: Mapping[str, Any]) -> list[str]:
 
 
 def markdown(results: Mapping[str, Any]) -> str:
-    """Return the table, its explanation, and the table of gains at the end of training."""
+    """Return the table and its explanation."""
     lines = [f"| {' | '.join(HEADER)} |", "|---" + "|---:" * (len(HEADER) - 1) + "|"]
     lines += [f"| {' | '.join(row)} |" for row in table_rows(results)]
-    return "\n".join([*lines, "", *explanation(results), "", *budget_table(results), ""])
+    return "\n".join([*lines, "", *explanation(results), ""])
 
 
 def write_comparison(folder: Path, results: Mapping[str, Any]) -> None:

@@ -83,36 +83,39 @@ def _gains(runs: Runs, method: str, size: int, factor: float) -> list[float]:
     return map_series.gains(runs, label(method, size, factor), label(SAMPLING, size, factor))
 
 
+def at_best_rate(runs: Runs, method: str, size: int) -> str:
+    """Return the label of a method with the rate whose mean validation MAP is the highest."""
+    labels = [label(method, size, factor) for factor in FACTORS]
+    return max(labels, key=lambda each: fmean(runs.values(each, map_series.final)))
+
+
 def slowest_is_best(runs: Runs) -> Margins:
-    """Return the gain of α = 0.001 over each other method with the same batch size and rate."""
+    """Return the gain of α = 0.001 over each other method, each with its best rate."""
     slow = METHODS[-1]
-    cells = product(METHODS[:-1], SIZES, FACTORS)
     return {
-        label(*cell): map_series.gains(runs, label(slow, *cell[1:]), label(*cell)) for cell in cells
+        f"{method}, |B| = {size}": map_series.gains(
+            runs, at_best_rate(runs, slow, size), at_best_rate(runs, method, size)
+        )
+        for method, size in product(METHODS[:-1], SIZES)
     }
 
 
-def more_with_small_batches(runs: Runs) -> Margins:
-    """Return, for each α, the mean gain with the small batch minus the mean gain with the large."""
-    margins = {}
-    for method in METHODS[1:]:
-        small, large = (
-            [fmean(each) for each in zip(*gains, strict=True)]
-            for gains in ([_gains(runs, method, size, f) for f in FACTORS] for size in SIZES)
-        )
-        margins[method] = [one - other for one, other in zip(small, large, strict=True)]
-    return margins
+def more_with_small_batches(runs: Runs) -> list[float]:
+    """Return the gain of α = 0.001 with the small batch minus that with the large one."""
+    small, large = (_gains(runs, METHODS[-1], size, 1.0) for size in SIZES)
+    return [one - other for one, other in zip(small, large, strict=True)]
 
 
 def robust_to_large_rates(runs: Runs) -> Margins:
-    """Return how much more sampling loses than α = 0.1 at twice the rate, for each batch size."""
+    """Return how much more sampling loses than each α at twice the rate, for each batch size."""
     margins = {}
     for size in SIZES:
-        drops = [
-            map_series.gains(runs, label(m, size, 2.0), label(m, size, 1.0)) for m in METHODS[:2]
-        ]
-        pairs = zip(*drops, strict=True)
-        margins[f"|B| = {size}"] = [sogram - sampling for sampling, sogram in pairs]
+        sampling, *drops = (
+            map_series.gains(runs, label(m, size, 2.0), label(m, size, 1.0)) for m in METHODS
+        )
+        for method, drop in zip(METHODS[1:], drops, strict=True):
+            pairs = zip(sampling, drop, strict=True)
+            margins[f"{method}, |B| = {size}"] = [sogram - base for base, sogram in pairs]
     return margins
 
 
@@ -134,7 +137,7 @@ EXPERIMENT = Experiment(
         Claim(
             "The best performance is consistently achieved by SOGram with α = 0.001.",
             "[G2] App. E.4",
-            "its gain over each other method with the same batch and rate, %",
+            "its gain over each other method, each with its best rate, %",
             slowest_is_best,
             premise=map_series.below_popularity,
             too_short=map_series.too_few_steps(min(ALPHAS)),
@@ -142,7 +145,7 @@ EXPERIMENT = Experiment(
         Claim(
             "The improvement over sampling is larger for smaller batches.",
             "[G2] App. E.4",
-            "mean gain over rates of each α, |B| = 128 less 512, % points",
+            "gain of α = 0.001 at rate η, |B| = 128 less 512, % points",
             more_with_small_batches,
             premise=map_series.below_popularity,
             too_short=map_series.too_few_steps(min(ALPHAS)),
@@ -150,7 +153,7 @@ EXPERIMENT = Experiment(
         Claim(
             "With a larger learning rate the drop of the baseline is much more significant.",
             "[G2] App. E.4",
-            "change of MAP with twice the rate, SOGram (α = 0.1) less sampling, % points",
+            "change of MAP with twice the rate, SOGram with each α less sampling, % points",
             robust_to_large_rates,
             premise=map_series.below_popularity,
         ),

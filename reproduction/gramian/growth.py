@@ -200,7 +200,8 @@ EXPERIMENT = Experiment(
             "of 128, D = 32, about ten thousand steps at every size; uniform measure and samplers. "
             "λ of each method at each size is the best on a corpus of its own, of the same trials "
             "for both: 1, 3, 10 and 30, of two passes each, and with a million 3, 10 and 30, of "
-            "one. The rates, of 0.03 and 0.1, and α = 0.1 are not tuned.",
+            "one. The rates, of 0.03 and 0.1, l2 and α = 0.1 are not tuned. With a million "
+            "candidates MAP@10 still rises at the end; with ten thousand it is flat.",
         ),
     },
     tables,

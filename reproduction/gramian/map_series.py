@@ -76,7 +76,7 @@ def table(runs: Runs, baselines: Mapping[str, str] | None = None) -> Table:
         baselines: the baseline label of each label; labels without one have no gain.
     """
     over = baselines or {}
-    header = ["", "test, best epoch", *["gain"] * bool(over)]
+    header = ["", "test", *["gain"] * bool(over)]
     rows = []
     for label in runs.labels:
         row = [label, shown(runs.values(label, tested))]
@@ -135,14 +135,19 @@ def still_rising(labels: Sequence[str]) -> Callable[[Runs], str]:
 
     def reason(runs: Runs) -> str:
         for label in labels:
-            values = [result.series["map"]["validation"] for result in runs.of(label)]
-            before, last = (fmean(v[-2:][i] for v in values) for i in (0, -1))
-            if last > before * (1 + RISE):
-                rise = 100 * (last / before - 1)
+            rise = rise_of([result.series["map"]["validation"] for result in runs.of(label)])
+            if rise:
                 return f"MAP@10 with {label} still rises by {rise:.0f} % at the end"
         return ""
 
     return reason
+
+
+def rise_of(series: Sequence[Sequence[float]]) -> float:
+    """Return by how many % the mean of several series rises between the last two measures; 0 if by
+    at most 5 %."""
+    before, last = (fmean(values[-2:][i] for values in series) for i in (0, -1))
+    return 100 * (last / before - 1) if last > before * (1 + RISE) else 0.0
 
 
 def percent(values: Sequence[float]) -> str:

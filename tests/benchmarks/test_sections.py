@@ -15,7 +15,6 @@ from benchmarks.sections import SECTIONS
 from benchmarks.verdicts import CHOICES, _trial
 
 from benchmarks import __main__ as benchmarks
-from benchmarks import pairs
 
 DOCUMENTS = {path: path.read_bytes() for path in benchmarks.DOCUMENTS}
 TABLE = """
@@ -97,8 +96,8 @@ def test_sections_without_their_data_are_left_out_and_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr("benchmarks.gowalla.DATA", tmp_path)
-    assert main(["movielens", "pinned"]) == 0
-    assert f"there is no real data at {tmp_path}: movielens, pinned." in capsys.readouterr().out
+    assert main(["defaults", "pinned"]) == 0
+    assert f"there is no real data at {tmp_path}: defaults, pinned." in capsys.readouterr().out
 
 
 def test_figures_are_the_first_numbers_of_the_cells_of_a_table() -> None:
@@ -112,22 +111,6 @@ def test_figures_are_the_first_numbers_of_the_cells_of_a_table() -> None:
         ("exact (2)", "Recall@20"): 1,
         ("10 rows", "store"): 48,
     }
-
-
-def test_runs_alternate_and_only_common_figures_are_compared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    order: list[str] = []
-
-    def run(checkout: Path, section: str, *, tiny: bool) -> dict[pairs.Cell, float]:
-        order.append(checkout.name)
-        only = {"new": ("added", "s"), "old": ("gone", "s")}[checkout.name]
-        return {("step", "s"): float(len(order)), only: 1.0}
-
-    monkeypatch.setattr(pairs, "run", run)
-    compared = pairs.pairs(Path("old"), Path("new"), "steps", 3)
-    assert order == ["old", "new", "new", "old", "old", "new"]
-    assert compared == {("step", "s"): ([1, 4, 5], [2, 3, 6])}
 
 
 def test_a_verdict_sees_its_own_half_alone() -> None:
