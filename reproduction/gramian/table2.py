@@ -53,7 +53,9 @@ def trainings(
     for label, known in zip(BESIDE.values(), (SAMPLING, SOGRAM), strict=True):
         tables[label] = tables[known["linear"]] | methods.EXAMPLES
     tables[SOFTMAX] = methods.SOFTMAX
-    searches = _searches(tables, rates or {}, tried, settings)
+    # Where the number of passes is set, trials have half as many.
+    shorter = {key: n // 2 for key, n in settings.items() if key == "training.epochs"}
+    searches = _searches(tables, rates or {}, tried, settings | shorter)
     for other in RATES[:-1]:
         label = rate_name(other)
         tables[label] = methods.in_recipe(methods.sogram(other)) | methods.UNIFORM
@@ -220,7 +222,7 @@ EXPERIMENT = Experiment(
                 tried=3,
                 **{"training.epochs": 4},
             ),
-            f"Four passes. {methods.CHOSEN_NOTE.format('nine')}",
+            f"Four passes, trials of two. {methods.CHOSEN_NOTE.format('nine')}",
         ),
         "gowalla": methods.on_gowalla(
             on_gowalla(),
