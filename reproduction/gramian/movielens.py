@@ -61,8 +61,7 @@ EXPERIMENT = Experiment(
             ),
             "The ratings of the first 2,687 users of MovieLens 25M, k = 35 as in the papers, "
             "batches of 512; Adagrad and Adam in place of SGD at 0.05. "
-            f"{methods.UNIFORM_NOTE} {methods.CHOSEN_NOTE.format('nine')} The largest λ tried, "
-            "10, is the best for each.",
+            f"{methods.UNIFORM_NOTE} {methods.CHOSEN_NOTE}",
         ),
     },
     tables,

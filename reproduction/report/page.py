@@ -78,6 +78,7 @@ class Section:
         return f"reproduction/{name}{'' if self.preset == 'small' else f'-{self.preset}'}.svg"
 
 
+LAMBDA = "task.penalty"
 README = ("<!-- versions -->", "<!-- end versions -->")
 
 
@@ -162,7 +163,8 @@ def _experiment(
         preset = experiment.presets[section.preset]
         note = " ".join(n for n in (preset.setting, preset.note) if n not in settings)
         settings |= {preset.setting, preset.note}
-        words = [f"*{section.corpus or 'Setting'}.*", note, _facts(section)]
+        edge, facts = _at_the_edge(section), _facts(section)
+        words = [f"*{section.corpus or 'Setting'}.*", note, edge, facts]
         parts.append(" ".join(word for word in words if word))
         if section.runs.seeds:
             if experiment.panels(section.runs):
@@ -180,6 +182,17 @@ def _experiment(
         words = [f"- *{claim.sentence}* {claim.source}.{what} {here}.", *remarks]
         verdicts.append(" ".join(words))
     return [*parts, "\n".join(verdicts)] if verdicts else parts
+
+
+def _at_the_edge(section: Section) -> str:
+    """Return for how many methods the best λ is the largest tried: a larger may be better."""
+    chosen = {}
+    for training in section.experiment.presets[section.preset].trainings:
+        tried = {t[LAMBDA] for t in getattr(training.search, "trials", ()) if LAMBDA in t}
+        for result in section.runs.of(training.label)[:1] if tried else ():
+            chosen[training.label] = result.settings["recipe"]["task"]["penalty"] == max(tried)
+    count = sum(chosen.values())
+    return f"For {count} of {len(chosen)} methods the best λ is the largest tried." if count else ""
 
 
 def _facts(section: Section) -> str:
