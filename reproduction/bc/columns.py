@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from reproduction.bc.methods import FILMS, MUSIC, SAME, SHORT
@@ -109,7 +109,7 @@ def on_each(read: Read | ReadEach) -> Callable[[Runs], Margins]:
     """Return margins on every corpus, as one comparison each, or one for each competitor."""
 
     def margins(runs: Runs) -> Margins:
-        made = {}
+        made: dict[str, Sequence[float]] = {}
         for corpus in runs.labels:
             found = margins_of(runs, corpus, read)
             each = found if isinstance(found, Mapping) else {"": found}

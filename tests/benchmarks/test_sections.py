@@ -14,6 +14,7 @@ from benchmarks.records import figures_of
 from benchmarks.sections import SECTIONS
 from benchmarks.verdicts import CHOICES, _trial
 
+from benchmarks import ROOT
 from benchmarks import __main__ as benchmarks
 
 DOCUMENTS = {path: path.read_bytes() for path in benchmarks.DOCUMENTS}
@@ -77,11 +78,11 @@ def test_a_section_is_left_out_until_the_code_changes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     head = ["git", "rev-parse", "HEAD"]
-    done = subprocess.run(head, cwd=benchmarks.ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(head, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip("needs a checkout of git")
     code = ["git", "diff", "--quiet", "HEAD", "--", "src", "recipes", "benchmarks"]
-    clean = subprocess.run(code, cwd=benchmarks.ROOT, check=False).returncode == 0
+    clean = subprocess.run(code, cwd=ROOT, check=False).returncode == 0
     monkeypatch.setattr(benchmarks, "KEPT", tmp_path)
     monkeypatch.setitem(
         SECTIONS, "walks", replace(SECTIONS["walks"], measure=str, table=lambda _: TABLE)
