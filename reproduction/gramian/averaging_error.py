@@ -38,10 +38,6 @@ def panels(runs: Runs) -> list[Panel]:
     return [Panel(title, "step", KINDS["gramian"], lines, log_y=True)]
 
 
-def steps_of(runs: Runs) -> int:
-    return int(min(r.series["errors"]["step"][-1] for r in judged(runs)))
-
-
 def still_moves(runs: Runs) -> str:
     """Return why a trajectory has not settled: the lowest α that has forgotten its start errs more
     than α = 0.1, which can only be because it follows the vectors late. Return "" otherwise."""
@@ -57,7 +53,8 @@ def still_moves(runs: Runs) -> str:
 
 def known_rates(runs: Runs) -> list[float]:
     """Return the α whose zero start is forgotten at the end, or all if there are none."""
-    return [a for a in RATES if not map_series.too_short_for(a, steps_of(runs))] or [*RATES]
+    steps = int(min(r.series["errors"]["step"][-1] for r in judged(runs)))
+    return [a for a in RATES if not map_series.too_short_for(a, steps)] or [*RATES]
 
 
 def slow_is_biased_early(runs: Runs) -> list[float]:

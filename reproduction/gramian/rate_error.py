@@ -81,8 +81,8 @@ def decays_sooner(runs: Runs) -> list[float]:
 
 def still_moves(runs: Runs) -> str:
     """Return why the faster trajectory has not settled, or "": a low α follows it late."""
-    both = (fmean(runs.values(FACTORS[1.0], partial(late, rate=a))) for a in (JUDGED, OWN_RATE))
-    slow, fast = both
+    errors = {a: runs.values(FACTORS[1.0], partial(late, rate=a)) for a in (JUDGED, OWN_RATE)}
+    slow, fast = map(fmean, errors.values())
     if slow <= fast:
         return ""
     return (
