@@ -260,10 +260,9 @@ def plan_for(size: CorpusSize, out: Path, engine_memory: int) -> CorpusPlan:
 
 def _streaming(size: CorpusSize) -> int:
     """Return the bytes of memory for held-out pairs and entities."""
-    share = AT_RANDOM["share"]
-    if "time" in size.columns:
-        share = RollingWindow.parse(LATEST).share
-    return round(HELD * share * size.pairs) + ENTITY_MEMORY["train"] * size.rows
+    is_timed = "time" in size.columns
+    last: Any = RollingWindow.parse(LATEST).share if is_timed else AT_RANDOM["share"]
+    return int(HELD * last * size.pairs) + ENTITY_MEMORY["train"] * size.rows
 
 
 def _steps(size: CorpusSize, dim: int, machine: _Machine, split: float) -> list[PlannedStep]:
@@ -313,7 +312,8 @@ def _slice_seconds(size: CorpusSize, pairs: int) -> NDArray[np.float64]:
         recipe = Recipe.of({**DATA, "split": split})
         training = build.split_for(recipe, load_prepared(Path(folder, "corpus")), 0).training
         build.FitSettings.of(recipe, training, 0)
-        return np.diff([*times, _clocks()], axis=0).min(axis=1)
+        seconds: NDArray[np.float64] = np.diff([*times, _clocks()], axis=0).min(axis=1)
+        return seconds
 
 
 def _seconds_of_training(dim: int, size: CorpusSize) -> tuple[float, float]:
