@@ -18,6 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from evergram.training.corpus_plan import CorpusPlan, CorpusSize, plan_for
+
 PAIRS, QUERIES, CANDIDATES = 100_000_000, 606_000, 155_000
 GROUPS = 200
 BLOCK = 1_000_000
@@ -141,34 +143,32 @@ def table(run: LargeRun) -> str:
     return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class EntityRuns:
-    """Two runs over the same number of interactions, of few and of many entities."""
-
-    few: LargeRun
-    many: LargeRun
-
-
 def measure_entities(
     pairs: int = 1_200_000, few: int = 20_000, many: int = 4_000_000
-) -> EntityRuns:
+) -> list[LargeRun]:
     """Measure runs with mapped tables over `few` and over up to `many` entities of each side."""
     options: dict[str, Any] = {"dim": 8, "batch": 65_536, "tables": "mapped"}
-    return EntityRuns(measure(pairs, few, few, **options), measure(pairs, many, many, **options))
+    return [measure(pairs, size, size, **options) for size in (few, many)]
 
 
-def tiny_entities() -> EntityRuns:
+def tiny_entities() -> list[LargeRun]:
     return measure_entities(20_000, 1_000, 2_000)
 
 
-def entity_table(runs: EntityRuns) -> str:
+def entity_table(runs: list[LargeRun]) -> str:
     """Return what an entity adds to the memory, in bytes, that the kernel cannot reclaim."""
-    few, many = (run.queries + run.candidates for run in (runs.few, runs.many))
+    few, many = (run.queries + run.candidates for run in runs)
     lines = [f"| {few:,} and {many:,} entities | bytes per entity |", "|---|---|"]
-    for one, other in zip(runs.few.phases, runs.many.phases, strict=True):
+    for one, other in zip(*(run.phases for run in runs), strict=True):
         added = (other.anonymous - one.anonymous) / (many - few)
         lines.append(f"| {other.name} | {added:.0f} |")
     return "\n".join(lines)
+
+
+def planned() -> CorpusPlan:
+    """Plan 477 million pairs of 128 million ids."""
+    size = CorpusSize(477_000_000, {"query": 69_000_000, "candidate": 59_000_000})
+    return plan_for(size, Path("corpus"), 2 << 30)
 
 
 def _run(name: str, arguments: Sequence[str]) -> Phase:

@@ -42,6 +42,7 @@ SECTIONS = {
     "walks": Section(walks.walked, walks.walked, walks.table),
     "steps": Section(steps.step_ratios, steps.tiny, steps.table),
     "large-run": Section(large_run.measure, large_run.tiny, large_run.table),
+    "plan": Section(large_run.planned, large_run.planned),
     "entities": Section(
         large_run.measure_entities, large_run.tiny_entities, large_run.entity_table
     ),

@@ -21,11 +21,12 @@ from tests.support.fits import (
 )
 from torch.utils.flop_counter import FlopCounterMode
 
+from evergram.data.corpus import Corpus
 from evergram.encoders.encoder import SIDES
 from evergram.evaluation import ranking
-from evergram.evaluation.metric_sample import MetricSample
+from evergram.evaluation.metric_sample import MetricSample, sample_queries, sample_test
 from evergram.evaluation.ranking import popularity_metrics, rank_metrics
-from evergram.training.build import load_corpus
+from evergram.training.build import load_corpus, with_selecting_metric
 from evergram.training.fit import RunContext, Trained, fit_encoder, warned
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.tables import AdaptiveTraining
@@ -218,6 +219,14 @@ def test_a_run_samples_as_its_share_allows_and_resumes_so(
     assert untimed(again.history) == untimed(whole.history)
 
 
+def test_pairs_are_read_only_if_the_metric_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = {"kind": "synthetic", "queries": 300, "candidates": 800, "interactions": 6000}
+    recipe = Recipe.of({"data": data})
+    split = split_of(recipe)
+    monkeypatch.delattr(Corpus, "pairs_of")
+    assert with_selecting_metric(recipe, split) == (recipe, [])
+
+
 def test_all_queries_are_measured_as_ever_and_a_sample_by_its_seed() -> None:
     names = [METRIC, "ndcg@5"]
     data = {"kind": "synthetic", "queries": 300, "candidates": 80, "interactions": 6000}
@@ -226,6 +235,10 @@ def test_all_queries_are_measured_as_ever_and_a_sample_by_its_seed() -> None:
     vectors = {"query": torch.randn(300, 4, generator=draw)}
     vectors["candidate"] = torch.randn(80, 4, generator=draw)
     test = ranking.test_relevance(split)
+    (drawn, population), expected = sample_test(split, 40, 3), sample_queries(test, 40, 3)
+    assert population == len(test)
+    for name, value in vars(expected).items():
+        assert torch.equal(getattr(drawn, name), value), name
     whole, *rest = final_metrics(vectors, split, names)
     assert rest == [len(test), None]
     assert whole == {

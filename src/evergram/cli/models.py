@@ -85,6 +85,7 @@ def init(
     candidate_features="PATH | Table of features of candidates; repeatable.",
     shared_ids="Query and candidate ids refer to the same objects.",
     overwrite="Replace the contents of OUT.",
+    plan="Write nothing; print the time, memory and disk that this and training would need.",
     memory=described(
         "SIZE | Maximum memory of the conversion, such as 2GiB.",
         show_default="a quarter of the memory, at most 2GiB",
@@ -101,6 +102,7 @@ def prepare(
     drop_bad_rows: bool = False,
     overwrite: bool = False,
     memory: str | None = None,
+    plan: bool = False,
 ) -> None:
     """Convert interactions of any size to a folder that training reads in pieces."""
     from evergram.data.prepared.prepare import PrepareSettings
@@ -115,6 +117,14 @@ def prepare(
         memory=memory,
     )
     progress = new_progress().say
+    if plan:
+        from evergram.training.corpus_plan import plan_corpus
+
+        made = plan_corpus(sources, out, settings, overwrite=overwrite, progress=progress)
+        header, *lines = made.lines()
+        then = ["Next: this command without --plan; then", *made.commands]
+        show(asdict(made), *made.sentences(), Grid("Estimates", header, lines), *then)
+        return
     summary = prepare_corpus(sources, out, settings, overwrite=overwrite, progress=progress)
     show(asdict(summary), str(summary))
 

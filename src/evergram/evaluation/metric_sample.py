@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from evergram.data.corpus import take_ragged
-from evergram.evaluation.ranking import Relevance
+from evergram.data.split import RowPairs, Split
+from evergram.evaluation.ranking import Relevance, test_relevance
 
 NORMAL = 1.959964  # half the width of a two-sided 95 % interval, in standard errors
 
@@ -67,6 +68,22 @@ def sample_queries(relevance: Relevance, queries: int | None, seed: int) -> Rele
     targets, target_offsets = take_ragged(relevance.targets, relevance.target_offsets, drawn)
     seen, seen_offsets = take_ragged(relevance.seen, relevance.seen_offsets, drawn)
     return Relevance(relevance.queries[drawn], targets, target_offsets, seen, seen_offsets)
+
+
+def sample_pairs(pairs: RowPairs, queries: int | None, seed: int) -> tuple[RowPairs, int]:
+    """Return the pairs of the queries that `sample_queries` draws, and the number of all queries.
+    The seen candidates of other queries then need not be read."""
+    every = torch.unique(pairs.query)
+    if queries is None or queries >= len(every):
+        return pairs, len(every)
+    order = torch.randperm(len(every), generator=torch.Generator().manual_seed(seed))
+    return pairs.where(torch.isin(pairs.query, every[order[:queries]])), len(every)
+
+
+def sample_test(split: Split, queries: int | None, seed: int) -> tuple[Relevance, int]:
+    """Return the test pairs of a sample of queries as targets, and the number of all queries."""
+    test, population = sample_pairs(split.test, queries, seed)
+    return test_relevance(replace(split, test=test)), population
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,12 @@ from evergram.data.corpus import Corpus, Vocabulary
 from evergram.data.split import Split
 from evergram.encoders.encoder import SIDES
 from evergram.errors import LineageError
-from evergram.evaluation.metric_sample import SampledRanking, sample_queries
+from evergram.evaluation.metric_sample import SampledRanking, sample_test
 from evergram.evaluation.ranking import (
     popularity,
     popularity_metrics,
     query_metrics,
     rank_metrics,
-    test_relevance,
 )
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.past_versions import split_of_known, stored_in, unknown_counts
@@ -52,23 +51,23 @@ def evaluate(
     view = lineage.view(version, source)
     stored = {side: view.embeddings(side) for side in SIDES}
     split, unknown, vectors = tested(recipe, lineage, corpus, lineage.newest, stored)
-    relevance, counts = test_relevance(split), split.training.counts("candidate")
-    drawn = sample_queries(relevance, queries, recipe.seed)
+    counts = split.training.counts("candidate")
+    drawn, population = sample_test(split, queries, recipe.seed)
     report: dict[str, dict[str, Any]]
     both, chosen = (vectors["query"], vectors["candidate"]), pick_device(device)
-    if len(drawn) < len(relevance):
+    if len(drawn) < population:
         one, popular = popularity(counts)
         by_count = one.expand(len(both[0]), 1), popular
         values = {
             "model": query_metrics(*both, drawn, recipe.metrics, device=chosen),
             "popularity": query_metrics(*by_count, drawn, recipe.metrics),
         }
-        sample = SampledRanking(values, len(relevance))
+        sample = SampledRanking(values, population)
         report = {**sample.means(), "sampled": sample.as_json()}
     else:
         report = {
-            "model": rank_metrics(*both, relevance, recipe.metrics, device=chosen),
-            "popularity": popularity_metrics(counts, relevance, recipe.metrics),
+            "model": rank_metrics(*both, drawn, recipe.metrics, device=chosen),
+            "popularity": popularity_metrics(counts, drawn, recipe.metrics),
         }
     return {**report, "unknown": unknown} if any(unknown.values()) else report
 

@@ -17,9 +17,9 @@ from torch.nn import functional
 from evergram.data.corpus import Corpus, Vocabulary
 from evergram.encoders.encoder import SIDES
 from evergram.errors import DataError, EvergramError, LineageError
-from evergram.evaluation.metric_sample import MetricSample, sample_queries
+from evergram.evaluation.metric_sample import MetricSample, sample_test
 from evergram.evaluation.probe_process import ProbeLimits
-from evergram.evaluation.ranking import Relevance, query_metrics, test_relevance
+from evergram.evaluation.ranking import Relevance, query_metrics
 from evergram.evaluation.score_blocks import best_candidates
 from evergram.lineage.artefact import Block
 from evergram.lineage.consumers import ConsumerRegistry
@@ -289,9 +289,8 @@ def _index(
     unit = bool(((among.double().norm(dim=1) - 1).abs() < UNIT).all())
     made = partial(_Index, lineage, past, VersionMaps(lineage), seed, unit, sides)
     if split is not None:
-        whole, queries = test_relevance(split), vectors["query"].float()
-        drawn = sample_queries(whole, max(QUERIES, scores // len(among)), seed)
-        return made(rows, SIDES, queries, drawn, len(whole), metric)
+        drawn, population = sample_test(split, max(QUERIES, scores // len(among)), seed)
+        return made(rows, SIDES, vectors["query"].float(), drawn, population, metric)
     asking = "query" if "query" in sides else side
     # Rank only objects that all versions have, and never an object against itself.
     order = torch.nonzero(~torch.cat(list(rows.values()), dim=1).isnan().any(1))[:, 0]

@@ -13,7 +13,8 @@ Read in this order:
    `callbacks` stop and report, and `resuming` restores an interrupted run bit for bit.
    `checkpoint` turns a trained encoder into an artefact and back.
 5. `diagnose`: a trained version's spectrum and scores, and the errors of its estimators.
-6. `first_recipe`: writes a first recipe for a file of interactions.
+6. `first_recipe`: writes a first recipe for a file of interactions; `corpus_plan` plans the time,
+   memory and disk of a large one.
 
 Sources: [G2] Krichene et al., *Efficient training on very large corpora via Gramian estimation*,
 ICLR 2019; [BC] Hu et al., *Learning backward compatible embeddings*, KDD 2022.
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from evergram.training.build import split_for as split_for
     from evergram.training.callbacks import Callback as Callback
     from evergram.training.checkpoint import load_encoder as load_encoder
+    from evergram.training.corpus_plan import CorpusPlan as CorpusPlan
+    from evergram.training.corpus_plan import plan_corpus as plan_corpus
     from evergram.training.diagnose import Diagnosis as Diagnosis
     from evergram.training.diagnose import Tracking as Tracking
     from evergram.training.diagnose import diagnose as diagnose

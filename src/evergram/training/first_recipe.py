@@ -41,7 +41,7 @@ SHARE_OF_MEMORY = 4
 LATEST, MANY, LATEST_OF_FEW = "5 %", 100_000, "10 %"
 # A split by time needs at least this many selection pairs, and as many test pairs.
 LEAST = 30
-AT_RANDOM = {"kind": "random", "share": 0.1}
+AT_RANDOM: dict[str, Any] = {"kind": "random", "share": 0.1}
 # Up to this number of interactions: the dim, and the maximum number of epochs. Rules of thumb;
 # 'evergram tune' searches for better values on the data.
 DIMS = ((20_000, 16), (200_000, 32), (20_000_000, 64))
@@ -274,10 +274,10 @@ def recipe_text(
     name: str, data: Mapping[str, Any], split: Mapping[str, Any], survey: Survey
 ) -> str:
     """Return the recipe as TOML, without a final line break."""
-    dim = next((dim for rows, dim in DIMS if survey.rows <= rows), LARGEST_DIM)
-    # At most half the number of ids of the smaller side.
-    dim = max(2, min(dim, min(survey.queries, survey.candidates) // 2))
-    epochs = next((epochs for rows, epochs in EPOCHS if survey.rows <= rows), FEWEST_EPOCHS)
+    dim, epochs = (
+        first_dim(survey.rows, survey.queries, survey.candidates),
+        first_epochs(survey.rows),
+    )
     data_lines, split_lines = [*_keys(data)], [*_keys(split)]
     if data["kind"] == "table":
         features = '# candidate_features = "FILE"'
@@ -315,6 +315,17 @@ l2 = "auto"  # the weight of squared norms, also chosen
 [training]
 epochs = {epochs}  # at most
 patience = 10  # stop after this many evaluations without improvement"""
+
+
+def first_dim(rows: int, queries: int, candidates: int) -> int:
+    """Return the dim for this number of interactions, at most half the number of ids of a side."""
+    dim = next((dim for most, dim in DIMS if rows <= most), LARGEST_DIM)
+    return max(2, min(dim, min(queries, candidates) // 2))
+
+
+def first_epochs(rows: int) -> int:
+    """Return the most epochs for this number of interactions."""
+    return next((epochs for most, epochs in EPOCHS if rows <= most), FEWEST_EPOCHS)
 
 
 def _keys(table: Mapping[str, Any]) -> Iterator[str]:
@@ -355,7 +366,8 @@ class Survey:
     @classmethod
     def of(cls, corpus: Corpus, split: Split) -> Survey:
         sides, unknown = (len(corpus.queries), len(corpus.candidates)), split.unknown_queries
-        values = corpus.column("value") if corpus.has_values else None
+        blocks = corpus.blocks() if corpus.has_values else ()
+        values = [float(end) for b in blocks if b.value is not None for end in b.value.aminmax()]
         first, last = corpus.time_span if corpus.has_times else (None, None)
         pairs = (split.selection, split.test)
         return cls(
@@ -365,8 +377,8 @@ class Survey:
             (len(corpus) - corpus.repeats) / (sides[0] * sides[1]),
             first,
             last,
-            None if values is None else float(values.min()),
-            None if values is None else float(values.max()),
+            min(values, default=None),
+            max(values, default=None),
             sum(map(len, pairs)) + unknown,
             unknown,
             sum(int((p.candidate < 0).sum()) for p in pairs),

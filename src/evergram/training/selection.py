@@ -17,7 +17,12 @@ from torch import Tensor, nn
 from evergram.collectives import ALONE, Collectives
 from evergram.data.split import Split
 from evergram.encoders.encoder import SIDES, Encoder
-from evergram.evaluation.metric_sample import MetricSample, SampledRanking, sample_queries
+from evergram.evaluation.metric_sample import (
+    MetricSample,
+    SampledRanking,
+    sample_pairs,
+    sample_test,
+)
 from evergram.evaluation.ranking import (
     Relevance,
     popularity,
@@ -25,7 +30,6 @@ from evergram.evaluation.ranking import (
     query_metrics,
     rank_metrics,
     relevance_of,
-    test_relevance,
 )
 from evergram.training.callbacks import Callback
 
@@ -150,8 +154,8 @@ class SelectionMetric:
     @cached_property
     def ranked(self) -> tuple[Relevance, int]:
         """The ranked queries with their relevant candidates, and the number of all queries."""
-        relevance = relevance_of(self.split.training, self.split.selection)
-        return sample_queries(relevance, self.queries, self.seed), len(relevance)
+        pairs, population = sample_pairs(self.split.selection, self.queries, self.seed)
+        return relevance_of(self.split.training, pairs), population
 
     def __call__(self, run: Trainer) -> float | MetricSample:
         now, together = run.encoder.embed_all(run.step.scene), run.step.collectives
@@ -248,18 +252,20 @@ def final_metrics(
         together: processes that each rank a share of the queries and get all results.
     """
     query, candidate = vectors["query"], vectors["candidate"]
-    counts, test = split.training.counts("candidate"), test_relevance(split)
-    drawn = sample_queries(test, queries, seed)
-    if len(drawn) == len(test):
+    counts, (drawn, population) = (
+        split.training.counts("candidate"),
+        sample_test(split, queries, seed),
+    )
+    if len(drawn) == population:
         metrics = {
-            "model": rank_metrics(query, candidate, test, names, together=together),
-            "popularity": popularity_metrics(counts, test, names, together),
+            "model": rank_metrics(query, candidate, drawn, names, together=together),
+            "popularity": popularity_metrics(counts, drawn, names, together),
         }
-        return metrics, len(test), None
+        return metrics, population, None
     one, popular = popularity(counts)
     ranked = {"model": (query, candidate), "popularity": (one.expand(len(query), 1), popular)}
     sample = SampledRanking(
         {n: query_metrics(*v, drawn, names, together=together) for n, v in ranked.items()},
-        len(test),
+        population,
     )
     return sample.means(), len(drawn), sample

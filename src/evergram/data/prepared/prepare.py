@@ -47,6 +47,7 @@ from evergram.data.reading.interactions import (
     SIDES,
     BadRows,
     BadRowsChoice,
+    InteractionSource,
     InteractionSources,
     SideName,
     check_roles,
@@ -245,11 +246,7 @@ def prepare(
     """
     out, settings = Path(out).absolute(), settings or PrepareSettings()
     with _writing(out, overwrite=overwrite) as folder:
-        if isinstance(sources, pa.Table):
-            opened = [source_of(MemoryTable(sources, "The table"), settings.columns)]
-        else:
-            opened = sources_of_files(sources, settings.columns)
-        bad = BadRows(settings.bad_rows)
+        opened, bad = opened_sources(sources, settings), BadRows(settings.bad_rows)
         interactions = InteractionSources(opened, shared_ids=settings.shared_ids, bad_rows=bad)
         # Check features before reading interactions, which may take hours.
         files = settings.query_features, settings.candidate_features
@@ -277,6 +274,24 @@ def prepare(
     )
 
 
+def opened_sources(sources: Paths | pa.Table, settings: PrepareSettings) -> list[InteractionSource]:
+    if isinstance(sources, pa.Table):
+        return [source_of(MemoryTable(sources, "The table"), settings.columns)]
+    return sources_of_files(sources, settings.columns)
+
+
+def refuse_occupied(out: Path, *, overwrite: bool) -> None:
+    """Raise a DataError if `prepare` may not write to a path."""
+    if out.is_file() or out.is_symlink():
+        raise DataError(f"{out} is a file or a link; name a new folder.")
+    if out.is_dir() and any(out.iterdir()):
+        if not (out / NAME).is_file():
+            why = "has other files and is not a prepared corpus; name a new folder"
+            raise DataError(f"{out} {why}.")
+        if not overwrite:
+            raise DataError(f"{out} is already a prepared corpus; --overwrite replaces it.")
+
+
 @contextmanager
 def _writing(out: Path, *, overwrite: bool) -> Iterator[Path]:
     """Yield a temporary folder that replaces `out` if the block succeeds, under a lock."""
@@ -288,16 +303,7 @@ def _writing(out: Path, *, overwrite: bool) -> Iterator[Path]:
             try:
                 restore_displaced(out)
                 remove_tree(part)
-                if out.is_file() or out.is_symlink():
-                    raise DataError(f"{out} is a file or a link; name a new folder.")
-                if out.is_dir() and any(out.iterdir()):
-                    if not (out / NAME).is_file():
-                        why = "has other files and is not a prepared corpus; name a new folder"
-                        raise DataError(f"{out} {why}.")
-                    if not overwrite:
-                        raise DataError(
-                            f"{out} is already a prepared corpus; --overwrite replaces it."
-                        )
+                refuse_occupied(out, overwrite=overwrite)
                 part.mkdir(parents=True)
                 yield part
                 for path in (*part.rglob("*"), part):
@@ -366,8 +372,11 @@ class Database:
         with self._data_errors():
             yield from self._connection.sql(query).to_arrow_reader(FETCHED)
 
-    def create(self, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
-        """Create a table from batches, in their order; the batches' errors propagate unchanged."""
+    def create(
+        self, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch], select: str = "*"
+    ) -> None:
+        """Create a table of what `select` makes of batches, in their order; the batches' errors
+        propagate unchanged."""
         errors: list[Exception] = []
 
         def recorded() -> Iterator[pa.RecordBatch]:
@@ -380,7 +389,7 @@ class Database:
         reader = pa.RecordBatchReader.from_batches(schema, recorded())
         self._connection.register("arrow_batches", reader)
         try:
-            self.rows(f"CREATE OR REPLACE TABLE {table} AS SELECT * FROM arrow_batches")
+            self.rows(f"CREATE OR REPLACE TABLE {table} AS SELECT {select} FROM arrow_batches")
         except Exception:
             if errors:
                 raise errors[0] from None
