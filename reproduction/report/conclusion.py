@@ -231,9 +231,4 @@ CONCLUSIONS = (
         (JOINT, COSTS),
         _joint,
     ),
-    Conclusion(
-        "**Whether consumers keep more with joint training than with a transform fitted "
-        "afterwards is not separable** on MovieLens.",
-        (replace(JOINT, verdict="not separable"),),
-    ),
 )
