@@ -206,8 +206,8 @@ EXPERIMENT = Experiment(
     "MAP@10 over time: SOGram against sampling",
     "Sampling is dashed. The penalty is under the uniform measure; two rows have the papers', the "
     "frequency of examples. Gains are over sampling. In-batch softmax with the correction of logQ, "
-    "which the papers do not have, is compared with linear sampling; its temperature, of 0.05 to 1, "
-    "is chosen where others' λ is.",
+    "which the papers do not have, is compared with linear sampling; its temperature, of 0.05 to "
+    "1, is chosen where others' λ is.",
     {
         "tiny": Preset(trainings(methods.TINY), methods.TINY_NOTE),
         "small": methods.on_wikispeedia(
