@@ -71,11 +71,6 @@ def _growth(found: Found) -> dict[str, float]:
     return dict(zip(names, each, strict=True))
 
 
-def _least(need: Need) -> Callable[[Found], dict[str, float]]:
-    """Return the smallest margin of a claim as the figure `least`."""
-    return lambda found: {"least": need.judgement(found).mean or 0.0}
-
-
 def _errors(found: Found) -> dict[str, float]:
     results = gramian_error.judged(found["gramian/gramian-error", "gowalla"].runs)
     methods = {"sogram": gramian_error.SOGRAM, "sagram": gramian_error.SAGRAMS[1]}
@@ -99,7 +94,7 @@ def _joint(found: Found) -> dict[str, float]:
     runs = found["bc/table3", "small"].runs
     films, beauty = runs.of(consumers_of(runs)), runs.of(runs.labels[0])
     return {
-        **_least(JOINT)(found),
+        **_margin(JOINT)(found),
         "films": fmean(value(result, ALIGNER, "intended") for result in films),
         "lost": fmean(-value(result, ALIGNER, "intended") for result in beauty),
         "beauty": fmean(
@@ -119,7 +114,7 @@ def _price(found: Found) -> dict[str, float]:
     return figures
 
 
-def _interval(need: Need) -> Callable[[Found], dict[str, float]]:
+def _margin(need: Need) -> Callable[[Found], dict[str, float]]:
     """Return the smallest margin of a claim with its interval, as `least`, `low` and `high`."""
 
     def figures(found: Found) -> dict[str, float]:
@@ -156,7 +151,7 @@ CONCLUSIONS = (
         "sampling with each sampler, [each with its own best "
         "settings](#map10-over-time-sogram-against-sampling).",
         (GOWALLA,),
-        _least(GOWALLA),
+        _margin(GOWALLA),
     ),
     Conclusion(
         "**On a catalogue of 40,000, as of Gowalla, SOGram and sampling are not separable** by "
@@ -164,33 +159,33 @@ CONCLUSIONS = (
         "settings](#map10-over-time-sogram-against-sampling): the interval of the gain is "
         "{low:+.0f} to {high:+.0f} %.",
         (replace(GOWALLA, verdict="not separable"),),
-        _interval(GOWALLA),
+        _margin(GOWALLA),
     ),
     Conclusion(
         "**Try the softmax too**: over batches, corrected by logQ, it finds {least:.0f} % more on "
         "Gowalla than sampling with the penalty.",
         (SOFTMAX,),
-        _least(SOFTMAX),
+        _margin(SOFTMAX),
     ),
     Conclusion(
         "**On a catalogue of 9,000 a batch of 512 is nearly enough.** On MovieLens the [exact "
         "Gramian](#options-that-the-papers-do-not-measure) gains {least:+.1f} % over the last "
         "batch's ({low:.1f} to {high:.1f} %).",
         (SMALL,),
-        _interval(SMALL),
+        _margin(SMALL),
     ),
     Conclusion(
         "**A fixed α can cost more than it gains**: with 0.1, SOGram finds {least:.0f} % less "
         "there.",
         (WORSE,),
-        _least(WORSE),
+        _margin(WORSE),
     ),
     Conclusion(
         "**Try ids alone before features**: on the same films a factorization finds {least:.0f} % "
         "({low:.0f} to {high:.0f} %) more than towers with features and a layer. Whether steps or "
         "alternating least squares train it is not separable.",
         (BY_IDS, replace(SOLVER, verdict="not separable")),
-        _interval(BY_IDS),
+        _margin(BY_IDS),
     ),
     Conclusion(
         "**SOGram estimates a Gramian better than a batch does, for a D × D matrix.** On Gowalla "
@@ -198,7 +193,7 @@ CONCLUSIONS = (
         "([errors](#gramian-error-by-estimator-and-batch-size)). A smaller error alone is no "
         "better model.",
         (ERRORS,),
-        _least(ERRORS),
+        _margin(ERRORS),
     ),
     Conclusion(
         "**Where a row moves only in its own batch, SAGram is exact.** On Gowalla, by ids alone, "
