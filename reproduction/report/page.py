@@ -186,13 +186,13 @@ def _experiment(
 
 def _at_the_edge(section: Section) -> str:
     """Return for how many methods the best λ is the largest tried: a larger may be better."""
-    chosen = {}
+    edge = []
     for training in section.experiment.presets[section.preset].trainings:
         tried = {t[LAMBDA] for t in getattr(training.search, "trials", ()) if LAMBDA in t}
-        for result in section.runs.of(training.label)[:1] if tried else ():
-            chosen[training.label] = result.settings["recipe"]["task"]["penalty"] == max(tried)
-    count = sum(chosen.values())
-    return f"For {count} of {len(chosen)} methods the best λ is the largest tried." if count else ""
+        recipes = [r.settings.get("recipe", {}) for r in section.runs.of(training.label)[:1]]
+        edge += [r.get("task", {}).get("penalty") == max(tried) for r in recipes if tried]
+    largest = "methods the best λ is the largest tried."
+    return f"For {sum(edge)} of {len(edge)} {largest}" if any(edge) else ""
 
 
 def _facts(section: Section) -> str:
