@@ -11,16 +11,9 @@ from hypothesis import strategies as st
 from tests.support.tensor_bytes import TensorBytes
 from torch import Tensor
 
-from evergram.evaluation.metric_sample import (
-    NORMAL,
-    MetricSample,
-    sample_queries,
-)
-from evergram.evaluation.ranking import (
-    Relevance,
-    query_metrics,
-    rank_metrics,
-)
+from evergram.data.split import RowPairs
+from evergram.evaluation.metric_sample import NORMAL, MetricSample, sample_pairs
+from evergram.evaluation.ranking import Relevance, query_metrics, rank_metrics
 from evergram.evaluation.score_blocks import ScoreBlocks, best_candidates, largest_scores
 
 sizes = st.integers(1, 30)
@@ -119,29 +112,33 @@ def trials(whole: tuple[Relevance, Tensor, dict[str, Tensor]]) -> list[dict[str,
     values = {
         n: query_metrics(q, candidate, relevance, [METRIC])[METRIC] for n, q in models.items()
     }
-    drawn = [sample_queries(relevance, DRAWN, seed).queries for seed in range(TRIALS)]
+    pairs = RowPairs(relevance.queries, relevance.targets)
+    drawn = [sample_pairs(pairs, DRAWN, seed)[0].query for seed in range(TRIALS)]
     return [{name: values[name][rows] for name in values} for rows in drawn]
 
 
 def test_a_sample_is_ranked_as_its_queries_are_in_the_whole(
     whole: tuple[Relevance, Tensor, dict[str, Tensor]],
 ) -> None:
-    relevance, candidate, models = whole
+    _, candidate, models = whole
     draw = torch.Generator().manual_seed(1)
     masked = torch.randint(200, (3 * QUERIES,), generator=draw)
     rows = torch.arange(QUERIES)
-    relevance = Relevance.of(
-        rows.repeat_interleave(2), masked[: 2 * QUERIES], rows, masked[2 * QUERIES :]
-    )
-    values = query_metrics(models["now"], candidate, relevance, [METRIC])[METRIC]
-    part = sample_queries(relevance, 100, 7)
-    assert torch.equal(
-        query_metrics(models["now"], candidate, part, [METRIC])[METRIC], values[part.queries]
-    )
-    assert set(part.queries.tolist()) < set(sample_queries(relevance, 200, 7).queries.tolist())
-    assert sample_queries(relevance, 100, 7).queries.equal(part.queries)
-    assert not sample_queries(relevance, 100, 8).queries.equal(part.queries)
-    assert sample_queries(relevance, QUERIES, 7) is relevance
+    pairs = RowPairs(rows.repeat_interleave(2), masked[: 2 * QUERIES])
+
+    def ranked(number: int | None, seed: int = 7) -> tuple[Tensor, Tensor]:
+        sample, population = sample_pairs(pairs, number, seed)
+        assert population == QUERIES
+        part = Relevance.of(sample.query, sample.candidate, rows, masked[2 * QUERIES :])
+        return part.queries, query_metrics(models["now"], candidate, part, [METRIC])[METRIC]
+
+    (queries, values), (_, every) = ranked(100), ranked(None)
+    assert len(queries) == 100
+    assert torch.equal(values, every[queries])
+    assert set(queries.tolist()) < set(ranked(200)[0].tolist())
+    assert ranked(100)[0].equal(queries)
+    assert not ranked(100, 8)[0].equal(queries)
+    assert sample_pairs(pairs, QUERIES, 7)[0] is pairs
 
 
 def test_intervals_cover_the_metric_of_all_queries(

@@ -54,7 +54,8 @@ def test_only_queries_and_candidates_that_the_past_version_knew_are_ranked() -> 
         "query": torch.tensor([True, False, True]),
         "candidate": torch.tensor([True, False, True, True]),
     }
-    relevance = known_relevance(split, known)
+    relevance, population = known_relevance(split, known)
+    assert population == len(relevance)
     # Query 1 and candidate 1 were not known; -1 is in no catalogue. Rows 0, 2, 3 become 0, 1, 2.
     assert relevance.queries.tolist() == [0, 2]
     assert relevance.targets.tolist() == [1, 0]

@@ -21,10 +21,10 @@ from tests.support.fits import (
 )
 from torch.utils.flop_counter import FlopCounterMode
 
-from evergram.data.corpus import Corpus
+from evergram.data.corpus import Corpus, take_ragged
 from evergram.encoders.encoder import SIDES
 from evergram.evaluation import ranking
-from evergram.evaluation.metric_sample import MetricSample, sample_queries, sample_test
+from evergram.evaluation.metric_sample import MetricSample, sample_test
 from evergram.evaluation.ranking import popularity_metrics, rank_metrics
 from evergram.training.build import load_corpus, with_selecting_metric
 from evergram.training.fit import RunContext, Trained, fit_encoder, warned
@@ -235,10 +235,13 @@ def test_all_queries_are_measured_as_ever_and_a_sample_by_its_seed() -> None:
     vectors = {"query": torch.randn(300, 4, generator=draw)}
     vectors["candidate"] = torch.randn(80, 4, generator=draw)
     test = ranking.test_relevance(split)
-    (drawn, population), expected = sample_test(split, 40, 3), sample_queries(test, 40, 3)
-    assert population == len(test)
-    for name, value in vars(expected).items():
-        assert torch.equal(getattr(drawn, name), value), name
+    drawn, population = sample_test(split, 40, 3)
+    assert (len(drawn), population) == (40, len(test))
+    rows = torch.searchsorted(test.queries, drawn.queries)
+    assert torch.equal(test.queries[rows], drawn.queries)
+    for name, offsets in (("targets", "target_offsets"), ("seen", "seen_offsets")):
+        one, other = ((getattr(r, name), getattr(r, offsets)) for r in (test, drawn))
+        assert torch.equal(take_ragged(*one, rows)[0], other[0])
     whole, *rest = final_metrics(vectors, split, names)
     assert rest == [len(test), None]
     assert whole == {

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evergram.data.corpus import take_ragged
 from evergram.data.split import RowPairs, Split
 from evergram.evaluation.ranking import Relevance, test_relevance
 
@@ -58,21 +57,9 @@ class MetricSample:
         return 100 * (1 - ratio), 100 * residual.standard_error / base
 
 
-def sample_queries(relevance: Relevance, queries: int | None, seed: int) -> Relevance:
-    """Return the relevance of `queries` queries drawn without replacement, or the unchanged
-    relevance if there are no more or for None. The samples of one seed are nested."""
-    if queries is None or queries >= len(relevance):
-        return relevance
-    draw = torch.Generator().manual_seed(seed)
-    drawn = torch.randperm(len(relevance), generator=draw)[:queries].sort().values
-    targets, target_offsets = take_ragged(relevance.targets, relevance.target_offsets, drawn)
-    seen, seen_offsets = take_ragged(relevance.seen, relevance.seen_offsets, drawn)
-    return Relevance(relevance.queries[drawn], targets, target_offsets, seen, seen_offsets)
-
-
 def sample_pairs(pairs: RowPairs, queries: int | None, seed: int) -> tuple[RowPairs, int]:
-    """Return the pairs of the queries that `sample_queries` draws, and the number of all queries.
-    The seen candidates of other queries then need not be read."""
+    """Return the pairs of `queries` queries drawn without replacement, and the number of all
+    queries; for None, or if there are no more, all pairs. The samples of one seed are nested."""
     every = torch.unique(pairs.query)
     if queries is None or queries >= len(every):
         return pairs, len(every)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from evergram.data.split import RowPairs, Split, known_pairs
 from evergram.encoders.encoder import SIDES, Encoder
 from evergram.encoders.module_encoder import EncoderModules
 from evergram.errors import LineageError, RecipeError
-from evergram.evaluation.metric_sample import SampledRanking
+from evergram.evaluation.metric_sample import SampledRanking, sample_pairs
 from evergram.evaluation.ranking import Relevance, query_metrics, rank_metrics
 from evergram.evaluation.version_distance import as_dim, drift, overlap
 from evergram.lineage.lineage import Lineage
@@ -87,10 +87,11 @@ def reading_report(
     split: Split,
     held_share: float,
     metrics: Sequence[str],
-    draw: Callable[[Relevance], Relevance] | None = None,
+    sample: tuple[int | None, int] = (None, 0),
 ) -> dict[str, Any]:
     """Measure a new version, z_k [N, D_k] by side, read as a past one, on the objects that the past
-    one knew, and on the held-out share of these. `draw` samples test queries; None ranks all."""
+    one knew, and on the held-out share of these. `sample` has the number of test queries to rank,
+    None for all, and a seed."""
     chain, target = reading.chain, reading.target
     past, known = known_vectors(reading.model, split.training)
     aside = held_out_rows(split.training, held_share)
@@ -102,8 +103,7 @@ def reading_report(
         objects = [torch.cat([vectors[s][chosen[s]] for s in SIDES]) for vectors in (back, past)]
         distance[name] = {**drift(objects[0], objects[1]), "objects": len(objects[0])}
     catalogue = known["candidate"]
-    relevance = known_relevance(split, known)
-    drawn = relevance if draw is None else draw(relevance)
+    drawn, population = known_relevance(split, known, *sample)
     # Vectors of queries and of candidates.
     readings = {
         # The past version, and the new one in its place on both sides.
@@ -117,14 +117,14 @@ def reading_report(
     vectors = {n: (q["query"], c["candidate"][catalogue]) for n, (q, c) in readings.items()}
     ranked: dict[str, Any] = {"relevance": drawn, "names": metrics, "together": reading.together}
     ranking: dict[str, Any]
-    if len(drawn) == len(relevance):
+    if len(drawn) == population:
         ranking = {"ranking": {n: rank_metrics(*each, **ranked) for n, each in vectors.items()}}
     else:
         values = {name: query_metrics(*each, **ranked) for name, each in vectors.items()}
-        sample = SampledRanking(values, len(relevance))
+        sampled = SampledRanking(values, population)
         ranking = {
-            "ranking": sample.means(),
-            "sampled": sample.as_json({"past": ("chain", "past")}),
+            "ranking": sampled.means(),
+            "sampled": sampled.as_json({"past": ("chain", "past")}),
         }
     return {
         "drift": distance,
@@ -145,16 +145,20 @@ def held_out_rows(corpus: Corpus, share: float) -> dict[str, Tensor]:
     return {side: held_out(entities, share) for side, entities in sides}
 
 
-def known_relevance(split: Split, known: dict[str, Tensor]) -> Relevance:
-    """Return a past version's test: queries that it knew, over the candidates that it knew. Pairs
-    with other candidates are left out, as no reading could rank them."""
-    pairs, seen = split.test, known_pairs(split)
+def known_relevance(
+    split: Split, known: dict[str, Tensor], queries: int | None = None, seed: int = 0
+) -> tuple[Relevance, int]:
+    """Return a past version's test: queries that it knew, or a sample of them, over the candidates
+    that it knew; and the number of all these queries. Pairs with other candidates are left out, as
+    no reading could rank them."""
+    test = split.test
     place = torch.where(known["candidate"], known["candidate"].cumsum(0) - 1, -1)
-    candidate = torch.where(pairs.candidate >= 0, place[pairs.candidate], -1)
-    kept = known["query"][pairs.query] & (candidate >= 0)
-    masked = place[seen.candidate]
-    rankable = masked >= 0
-    return Relevance.of(pairs.query[kept], candidate[kept], seen.query[rankable], masked[rankable])
+    kept = known["query"][test.query] & (test.candidate >= 0) & (place[test.candidate] >= 0)
+    pairs, population = sample_pairs(test.where(kept), queries, seed)
+    seen = known_pairs(replace(split, test=pairs))
+    seen = seen.where(place[seen.candidate] >= 0)
+    relevance = pairs.query, place[pairs.candidate], seen.query, place[seen.candidate]
+    return Relevance.of(*relevance), population
 
 
 # Frozen upgrades: check the model, and restrict the split to the entities that it knows.

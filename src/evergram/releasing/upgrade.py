@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from evergram.encoders.encoder import SIDES, Encoder
 from evergram.encoders.kinds import EncoderSettings, ModuleSettings
 from evergram.encoders.module_encoder import EncoderModules, ModuleEncoder
 from evergram.errors import RecipeError
-from evergram.evaluation.metric_sample import SampledRanking, sample_queries
+from evergram.evaluation.metric_sample import SampledRanking
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.backward_transform import BackwardTransformFit
@@ -401,11 +400,10 @@ def measure_upgrade(
     errors = {**lineage.step_errors, plan.version: fitted.error}
     readings: dict[str, Any] = {}
     unread: list[int] = []
-    draw = None
+    drawn: tuple[int | None, int] = (None, plan.recipe.seed)
     if fitted.trained.sample is not None:  # all readings together rank that many queries
         rankings = RANKINGS * max(1, len(lineage.readable))
-        queries = max(LEAST, fitted.trained.test_queries // rankings)
-        draw = partial(sample_queries, queries=queries, seed=plan.recipe.seed)
+        drawn = max(LEAST, fitted.trained.test_queries // rankings), plan.recipe.seed
     for j in lineage.readable if plan.options.readings else ():
         model = past_model(lineage, j, plan.options.past_encoders.get(j))
         if model is None:
@@ -413,7 +411,7 @@ def measure_upgrade(
             continue
         reading = PastReading(longer, j, model, together)
         readings[str(j)] = reading_report(
-            reading, new, plan.published, plan.backward.held_out, plan.recipe.metrics, draw
+            reading, new, plan.published, plan.backward.held_out, plan.recipe.metrics, drawn
         )
     if unread:
         versions = ", ".join(map(str, unread))
