@@ -144,7 +144,7 @@ CLAIMS = (
         "how much lower (1) of each is at the largest λ than at the smallest, points, Amazon "
         "Beauty",
         on_first(large_costs),
-        "On Musical Instruments joint training finds more than Keep-All at each λ, so that (1) is "
+        "On Musical Instruments joint training finds as much as Keep-All or more, so that (1) is "
         "not judged there.",
     ),
     Claim(
