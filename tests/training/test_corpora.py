@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 import tomllib
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +187,30 @@ def test_the_text_is_toml_with_a_comment_on_each_value_that_is_chosen(path: str)
     assert read["model"]["dim"] == 32
     assert "# minimum_value = 5 " in text
     assert ("relative to this file" in text) == (not path.startswith("/"))
+
+
+# As Gowalla: pairs, queries and candidates.
+SPARSE = Survey(810_128, 29_858, 40_981, 0, 6.6e-4, None, None, None, None, 81_000, 20, 20)
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind"),
+    [
+        ({}, "softmax_all"),
+        ({"candidates": 9_000}, "pointwise"),
+        ({"rows": 400_000}, "pointwise"),
+        ({"repeats": 400_000}, "pointwise"),
+        ({"density": 0.01}, "pointwise"),
+        ({"queries": 1_000_000}, "pointwise"),
+    ],
+)
+def test_the_loss_depends_on_the_size_and_density(changed: dict[str, float], kind: str) -> None:
+    survey = replace(SPARSE, **changed)
+    data = {"kind": "table", "path": "a.parquet"}
+    read = tomllib.loads(recipe_text("shop", data, {"kind": "random", "share": 0.1}, survey))
+    recipe = Recipe.of(read)
+    assert recipe.task.kind == kind
+    assert recipe.model.model_dump()["normalize"] == (kind == "softmax_all")
 
 
 @pytest.mark.parametrize("by_time", [True, False])

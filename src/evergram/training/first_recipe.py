@@ -48,6 +48,10 @@ DIMS = ((20_000, 16), (200_000, 32), (20_000_000, 64))
 LARGEST_DIM = 128
 EPOCHS = ((1_000_000, 100), (20_000_000, 50))
 FEWEST_EPOCHS = 20
+# The softmax over all candidates is proposed for data like Gowalla and Yelp2018, where it finds far
+# more than the squared loss (docs/measured.md): from this many candidates and distinct pairs, up to
+# this density, and up to this many scores in an epoch.
+MANY_CANDIDATES, MANY_PAIRS, SPARSE, MOST_SCORES = 10_000, 500_000, 0.005, 4_000_000_000
 # What the roles are that every table must have.
 _EXAMPLES = {"query": " (such as a user)", "candidate": " (such as an item)"}
 # The remedy for more than one file.
@@ -260,6 +264,12 @@ def first_recipe(
         split = split_for(recipe_of(split=AT_RANDOM), corpus, 0)
     survey = Survey.of(corpus, split)
     text = recipe_text(name, data, held_out, survey)
+    if survey.for_softmax:
+        notes.append(
+            "The recipe has the softmax over all candidates: on public data of this kind it finds "
+            "far more than the squared loss, and takes some twenty times as long "
+            "(docs/measured.md). For the squared loss delete what is marked 'softmax'."
+        )
     recipe = Recipe.of(tomllib.loads(text), folder=folder)
     chosen = {
         "split": held_out["kind"],
@@ -292,6 +302,8 @@ def recipe_text(
             '# features of the ids and set model.kind = "two_tower".',
         ]
     line = "\n"
+    loss = _softmax() if survey.for_softmax else _squared(epochs)
+    unit = 'normalize = true  # softmax\nstart = "smooth"  # softmax\n' * survey.for_softmax
     return f"""\
 # Written by evergram init for {toml_value(data["path"])}:
 {line.join(f"# {sentence}" for sentence in survey.sentences())}
@@ -307,7 +319,12 @@ name = {toml_value(name)}
 [model]
 kind = "factorization"  # a vector for each id
 dim = {dim}  # length of the vectors; [{dim}, N] for N from version 1 on
+{unit}
+{loss}"""
 
+
+def _squared(epochs: int) -> str:
+    return f"""\
 [task]
 penalty = "auto"  # λ, the weight of the penalty on all pairs, chosen for this data
 l2 = "auto"  # the weight of squared norms, also chosen
@@ -315,6 +332,29 @@ l2 = "auto"  # the weight of squared norms, also chosen
 [training]
 epochs = {epochs}  # at most
 patience = 10  # stop after this many evaluations without improvement"""
+
+
+def _softmax() -> str:
+    """Return the tables of the softmax over all candidates, with settings between those of the
+    recipes for Gowalla and Yelp2018."""
+    return """\
+[task]  # softmax
+kind = "softmax_all"
+temperature = 0.1
+push = 1.15  # how much the sum over all candidates counts beside the pairs' scores
+largest_share = 0.01  # of a query's push, for each candidate
+neighbour_share = 0.15  # of a pair's pull, for candidates that the same queries met
+
+[training]  # softmax
+optimizer = "adam"
+precision = "bfloat16"  # of products, where the processor can
+batch_size = 16384
+table_rate = 0.02
+rescale_rows = true  # rows begin each epoch with norm 1
+decay = 0.95
+epochs = 60
+patience = 0  # all epochs: the rates fall to the end
+evaluate_every = 10"""
 
 
 def first_dim(rows: int, queries: int, candidates: int) -> int:
@@ -383,6 +423,16 @@ class Survey:
             unknown,
             sum(int((p.candidate < 0).sum()) for p in pairs),
             summaries(corpus.queries, corpus.candidates),
+        )
+
+    @property
+    def for_softmax(self) -> bool:
+        """Whether the softmax over all candidates is the better first choice, and affordable."""
+        return (
+            self.candidates >= MANY_CANDIDATES
+            and self.rows - self.repeats >= MANY_PAIRS
+            and self.density <= SPARSE
+            and self.queries * self.candidates <= MOST_SCORES
         )
 
     @property
