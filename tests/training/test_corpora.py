@@ -204,7 +204,7 @@ SPARSE = Survey(810_128, 29_858, 40_981, 0, 6.6e-4, None, None, None, None, 81_0
         ({"queries": 1_000_000}, "pointwise"),
     ],
 )
-def test_the_loss_depends_on_the_size_and_density(changed: dict[str, float], kind: str) -> None:
+def test_the_loss_depends_on_the_size_and_density(changed: dict[str, Any], kind: str) -> None:
     survey = replace(SPARSE, **changed)
     data = {"kind": "table", "path": "a.parquet"}
     read = tomllib.loads(recipe_text("shop", data, {"kind": "random", "share": 0.1}, survey))
