@@ -49,7 +49,11 @@ Premise = Callable[[Runs], str]
 
 def known_consumers(runs: Runs) -> str:
     """Return why (2) is meaningless, if consumers are close to chance and have nothing to lose."""
-    corpus = consumers_of(runs)
+    return near_chance(runs, consumers_of(runs))
+
+
+def near_chance(runs: Runs, corpus: str) -> str:
+    """Return that a corpus's consumers are close to chance, or ""."""
     auc = fmean(of_corpus(runs, corpus, partial(keep_all, metric="unintended")))
     if auc >= BETTER_THAN_CHANCE:
         return ""

@@ -195,9 +195,9 @@ EXPERIMENT = Experiment(
         ),
         "small": Preset(
             trainings(SMALL),
-            "Made-up corpora: 40,000 queries and clusters of fifty candidates on a sphere of eight "
-            "dims, 400,000 interactions and one more for each candidate that nobody met; batches "
-            "of 128, D = 32, about ten thousand steps at every size; uniform measure and samplers. "
+            "Made-up: 40,000 queries, clusters of fifty candidates, 400,000 interactions and "
+            "one more for each candidate that nobody met; batches of 128, D = 32, about ten "
+            "thousand steps at every size; uniform measure and samplers. "
             "λ of each method at each size is the best on a corpus of its own, of the same trials "
             "for both: 1, 3, 10 and 30, of two passes each, and with a million 3, 10 and 30, of "
             "one. The rates, of 0.03 and 0.1, l2 and α = 0.1 are not tuned. With a million "

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 from reproduction.bc.columns import consumers_of, keep_all, swept, value
 from reproduction.bc.methods import ALIGNER, NON_BC, POST_SINGLE
-from reproduction.gramian import gramian_error, growth
+from reproduction.gramian import growth
 
 if TYPE_CHECKING:
     from reproduction.claims import Judgement
     from reproduction.report.page import Section
 
 Found = Mapping[tuple[str, str], "Section"]
-BEATS = "SOGram yields better estimates than the baselines."
 BETTER = "SOGram has better validation performance than sampling"
 GROWS, IN_TIME = "The improvement of SOGram", "On very large corpora SOGram"
 NOTHING = "Nothing yet: no verdict below carries a conclusion."
@@ -69,15 +68,6 @@ def _growth(found: Found) -> dict[str, float]:
     names = ("small", "medium", "large")
     each = (fmean(growth.gains(runs, size, equal="steps")) for size in growth.SIZES)
     return dict(zip(names, each, strict=True))
-
-
-def _errors(found: Found) -> dict[str, float]:
-    results = gramian_error.judged(found["gramian/gramian-error", "gowalla"].runs)
-    methods = {"sogram": gramian_error.SOGRAM, "sagram": gramian_error.SAGRAMS[1]}
-    return {
-        key: fmean(gramian_error.error(r, "gramian", method, 128) for r in results)
-        for key, method in methods.items()
-    }
 
 
 def _broken(found: Found) -> dict[str, float]:
@@ -133,7 +123,6 @@ SOFTMAX = Need("gramian/table2", "gowalla", "In-batch softmax")
 SMALL = Need("gramian/options", "small", "The exact Gramian finds more", "not separable")
 SOLVER = Need("gramian/options", "small", "Alternating least squares finds more")
 SHIFTS = Need("bc/table3", "small", "Non-BC suffers")
-ERRORS = Need("gramian/gramian-error", "gowalla", BEATS)
 GOWALLA = Need("gramian/table2", "gowalla", BETTER)
 CONCLUSIONS = (
     Conclusion(
@@ -186,20 +175,6 @@ CONCLUSIONS = (
         "alternating least squares train it is not separable.",
         (BY_IDS, replace(SOLVER, verdict="not separable")),
         _margin(BY_IDS),
-    ),
-    Conclusion(
-        "**SOGram estimates a Gramian better than a batch does, for a D × D matrix.** On Gowalla "
-        "its error is at least {least:.1f} % below sampling's with the same batch "
-        "([errors](#gramian-error-by-estimator-and-batch-size)). A smaller error alone is no "
-        "better model.",
-        (ERRORS,),
-        _margin(ERRORS),
-    ),
-    Conclusion(
-        "**Where a row moves only in its own batch, SAGram is exact.** On Gowalla, by ids alone, "
-        "it errs by {sagram:.3f} and SOGram by {sogram:.3f}; it keeps a vector of every object.",
-        (Need("gramian/gramian-error", "gowalla", "Both variants of SAGram"),),
-        _errors,
     ),
     Conclusion(
         "**With joint training λ is the price: old vectors stay nearer, and the new model finds "
