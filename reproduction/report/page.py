@@ -119,7 +119,8 @@ def write_report(results: Path, folder: Path, readme: Path | None = None) -> lis
         before, rest = readme.read_text().split(README[0])
         lines = [f"- {line}" for line in conclusion(sections, "bc/table3")]
         said = "\n".join(lines).replace("](#", "](docs/reproduction.md#")
-        write_text(readme, f"{before}{README[0]}\n{said}\n{README[1]}{rest.split(README[1])[1]}")
+        after = rest.split(README[1])[1].rstrip("\n")
+        write_text(readme, f"{before}{README[0]}\n{said}\n{README[1]}{after}")
     return [folder / name for name in files]
 
 
