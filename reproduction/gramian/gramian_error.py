@@ -192,8 +192,8 @@ CLAIMS = (
         "how much lower each SAGram's error is than each other's, %, at each batch size",
         sagram_is_best,
         remarks={
-            "small": "With β = 1/n a page counts as when it was last drawn; here all move at once.",
-            "gowalla": "Both are exact: with ids alone a row moves only in the step that draws it, "
+            "small": "On Wikispeedia all pages move at each step; β = 1/n counts them as last drawn.",
+            "gowalla": "On Gowalla both are exact: with ids alone a row moves only in the step that draws it, "
             "and that step writes it into the cache.",
         },
     ),

@@ -171,8 +171,8 @@ CONCLUSIONS = (
     ),
     Conclusion(
         "**Try ids alone before features**: on the same films a factorization finds {least:.0f} % "
-        "({low:.0f} to {high:.0f} %) more than towers with features and a layer. Whether steps or "
-        "alternating least squares train it is not separable.",
+        "({low:.0f} to {high:.0f} %) more than towers with features and a layer. Steps and "
+        "alternating least squares are not separable there.",
         (BY_IDS, replace(SOLVER, verdict="not separable")),
         _margin(BY_IDS),
     ),
