@@ -192,9 +192,9 @@ CLAIMS = (
         "how much lower each SAGram's error is than each other's, %, at each batch size",
         sagram_is_best,
         remarks={
-            "small": "On Wikispeedia all pages move at each step; β = 1/n counts them as last drawn.",
-            "gowalla": "On Gowalla both are exact: with ids alone a row moves only in the step that draws it, "
-            "and that step writes it into the cache.",
+            "small": "On Wikispeedia pages move at each step; β = 1/n counts them as last drawn.",
+            "gowalla": "On Gowalla both are exact: with ids alone a row moves only in the step that "
+            "draws it, and that step writes it into the cache.",
         },
     ),
     Claim(
