@@ -193,8 +193,8 @@ CLAIMS = (
         sagram_is_best,
         remarks={
             "small": "On Wikispeedia pages move at each step; β = 1/n counts them as last drawn.",
-            "gowalla": "On Gowalla both are exact: with ids alone a row moves only in the step that "
-            "draws it, and that step writes it into the cache.",
+            "gowalla": "On Gowalla both are exact: with ids alone a row moves only in the step "
+            "that draws it, and that step writes it into the cache.",
         },
     ),
     Claim(
