@@ -345,9 +345,10 @@ def _clocks() -> NDArray[np.float64]:
 def _seconds_per_miss(folder: Path) -> float:
     """Return the seconds to read a page of a mapped file in `folder` that is not in memory."""
     with tempfile.TemporaryFile(dir=folder) as file:
-        file.write(os.urandom(1 << 20) * (PROBE >> 20))
-        file.flush()
-        os.fsync(file.fileno())
+        file.truncate(PROBE)
+        with mmap.mmap(file.fileno(), PROBE) as written:
+            written.write(os.urandom(1 << 20) * (PROBE >> 20))
+            written.flush()  # to the disk
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         starts = np.random.default_rng(0).permutation(PROBE // WINDOW) * WINDOW
