@@ -7,7 +7,7 @@ from statistics import fmean
 
 from reproduction.claims import Claim, Margins, chosen_elsewhere
 from reproduction.experiment import Experiment, Line, Panel, Runs, nothing
-from reproduction.gramian import map_series
+from reproduction.gramian import gramian_error, map_series
 from reproduction.gramian.gramian_error import KINDS, PRESETS, RATES, judged, last_quarter, sizes_of
 from reproduction.gramian.gramian_error import sogram_name as name_of
 from reproduction.results import Result
@@ -38,17 +38,11 @@ def panels(runs: Runs) -> list[Panel]:
     return [Panel(title, "step", KINDS["gramian"], lines, log_y=True)]
 
 
-def still_moves(runs: Runs) -> str:
-    """Return why a trajectory has not settled: the lowest α that has forgotten its start errs more
-    than α = 0.1, which can only be because it follows the vectors late. Return "" otherwise."""
-    low, high = known_rates(runs)[0], RATES[-2]
-    slow, fast = (fmean(late(r, rate) for r in judged(runs)) for rate in (low, high))
-    if slow <= fast:
-        return ""
-    return (
-        f"the vectors still move, so that α = {low:g} follows them late (its error is {slow:.3f}, "
-        f"and that of α = {high:g} is {fast:.3f})"
-    )
+def not_settled(runs: Runs) -> str:
+    def error(rate: float) -> float:
+        return fmean(late(r, rate) for r in judged(runs))
+
+    return gramian_error.still_moves(error, known_rates(runs)[0], RATES[-2])
 
 
 def known_rates(runs: Runs) -> list[float]:
@@ -104,7 +98,7 @@ CLAIMS = (
         "error of each higher α less that of the lowest that has forgotten its start from zero, "
         "over the last quarter",
         slowest_is_best_late,
-        too_short=still_moves,
+        too_short=not_settled,
     ),
 )
 EXPERIMENT = Experiment(

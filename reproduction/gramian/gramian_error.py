@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -86,6 +86,17 @@ def error(result: Result, kind: str, name: str, size: int) -> float:
 def last_quarter(errors: Sequence[float]) -> float:
     """Return the mean over the last quarter of the measurements."""
     return fmean(errors[-max(1, len(errors) // 4) :])
+
+
+def still_moves(late: Callable[[float], float], low: float, high: float) -> str:
+    """Return why a trajectory has not settled, or "": a low α that has forgotten its start ends
+    with a larger error (`late`) than a high one, because it follows moving vectors late."""
+    if late(low) <= late(high):
+        return ""
+    return (
+        f"the vectors still move, so that α = {low:g} follows them late (its error is "
+        f"{late(low):.3f}, and that of α = {high:g} is {late(high):.3f})"
+    )
 
 
 def judged(runs: Runs) -> list[Result]:

@@ -195,7 +195,7 @@ EXPERIMENT = Experiment(
         ),
         "small": Preset(
             trainings(SMALL),
-            "Made-up: 40,000 queries, clusters of fifty candidates, 400,000 interactions and "
+            "Made-up data: 40,000 queries, clusters of fifty candidates, 400,000 pairs and "
             "one more for each candidate that nobody met; batches of 128, D = 32, about ten "
             "thousand steps at every size; uniform measure and samplers. "
             "λ of each method at each size is the best on a corpus of its own, of the same trials "

@@ -211,6 +211,13 @@ def test_the_loss_depends_on_the_size_and_density(changed: dict[str, Any], kind:
     recipe = Recipe.of(read)
     assert recipe.task.kind == kind
     assert recipe.model.model_dump()["normalize"] == (kind == "softmax_all")
+    # What is marked can be deleted, as `init` says; prepared data is streamed.
+    text = recipe_text("shop", data, {"kind": "random", "share": 0.1}, survey)
+    plain = re.sub(r"\n\[\w+\]  # softmax\n(?:.+\n?)*|.+  # softmax\n", "\n", text)
+    assert Recipe.of(tomllib.loads(plain)).task.kind == "pointwise"
+    prepared = {"kind": "prepared", "path": "corpus"}
+    read = tomllib.loads(recipe_text("shop", prepared, {"kind": "random", "share": 0.1}, survey))
+    assert Recipe.of(read).task.kind == "pointwise"
 
 
 @pytest.mark.parametrize("by_time", [True, False])

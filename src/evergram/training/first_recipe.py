@@ -264,11 +264,11 @@ def first_recipe(
         split = split_for(recipe_of(split=AT_RANDOM), corpus, 0)
     survey = Survey.of(corpus, split)
     text = recipe_text(name, data, held_out, survey)
-    if survey.for_softmax:
+    if survey.for_softmax and source.kind != "prepared":
         notes.append(
             "The recipe has the softmax over all candidates: on public data of this kind it finds "
-            "far more than the squared loss, and takes some twenty times as long "
-            "(docs/measured.md). For the squared loss delete what is marked 'softmax'."
+            "far more than the squared loss, and takes many times as long (docs/measured.md). For "
+            "the squared loss delete the lines and the tables that are marked 'softmax'."
         )
     recipe = Recipe.of(tomllib.loads(text), folder=folder)
     chosen = {
@@ -302,8 +302,10 @@ def recipe_text(
             '# features of the ids and set model.kind = "two_tower".',
         ]
     line = "\n"
-    loss = _softmax() if survey.for_softmax else _squared(epochs)
-    unit = 'normalize = true  # softmax\nstart = "smooth"  # softmax\n' * survey.for_softmax
+    # Prepared data is streamed, and the softmax reads all pairs into memory.
+    softmax = survey.for_softmax and data["kind"] != "prepared"
+    loss = _softmax() if softmax else _squared(epochs)
+    unit = 'normalize = true  # softmax\nstart = "smooth"  # softmax\n' * softmax
     return f"""\
 # Written by evergram init for {toml_value(data["path"])}:
 {line.join(f"# {sentence}" for sentence in survey.sentences())}
